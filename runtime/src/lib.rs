@@ -1,0 +1,4 @@
+//! Maps a sealed bundle, checks it, and executes only what was planned.
+
+pub mod device;
+pub mod engine;
