@@ -205,10 +205,10 @@ pub enum Role {
     KPlane,
     /// Value plane of a layer, same shape.
     VPlane,
-    /// Scratch that a kernel wants beside its operands.
-    Workspace,
-    /// Zero-initialised state that a kernel leaves zeroed (tickets).
-    Counters,
+    /// Scratch that a kernel wants beside its operands, numbered by its manifest.
+    Workspace(u32),
+    /// Zero-initialised state that a kernel leaves zeroed (tickets), numbered by its manifest.
+    Counters(u32),
     /// A per-step input slot.
     Input(crate::step::InputSlot),
     /// A per-step output slot.
