@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod artifact;
 pub mod contract;
 pub mod dtype;
 pub mod ids;
