@@ -1,1 +1,4 @@
-//! Placeholder.
+//! Runs a sealed bundle: command line, OpenAI-compatible HTTP server, tokenizer and chat template at the edge.
+
+pub mod http;
+pub mod openai;

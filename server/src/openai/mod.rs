@@ -1,0 +1,1 @@
+//! The OpenAI wire format: requests validated into engine requests, responses, stream chunks and errors.
