@@ -2,3 +2,5 @@
 
 pub mod device;
 pub mod engine;
+pub mod mapping;
+pub mod open;

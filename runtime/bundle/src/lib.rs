@@ -6,9 +6,20 @@
 #![forbid(unsafe_code)]
 
 pub mod artifact;
+pub mod container;
 pub mod contract;
+pub mod digest;
 pub mod dtype;
+pub mod error;
 pub mod ids;
+pub mod ledger;
 pub mod manifest;
+pub mod msgpack;
 pub mod plan;
+pub mod section;
 pub mod step;
+pub mod verify;
+
+pub use container::{Bundle, BundleWriter, Contents, Mode, SealReport, Superblock};
+pub use digest::{Digest, Seal};
+pub use error::BundleError;
