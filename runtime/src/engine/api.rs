@@ -32,6 +32,13 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
 }
 
+impl SamplingParams {
+    /// Whether a row's logits depend on the ids seen so far.
+    pub fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
 impl Default for SamplingParams {
     fn default() -> Self {
         Self {

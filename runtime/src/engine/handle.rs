@@ -1,0 +1,308 @@
+//! The engine as others see it: start, submit, abort, drain, stop; and what both sides share.
+//!
+//! The thread is woken by unparking it, never by a message, so that nothing here can fill up.
+
+use super::api::{EngineEvent, EngineRequest, EngineStats, RejectReason};
+use super::core::Core;
+use super::events::{EventSender, EventStream, channel};
+use super::options::{Backlog, EngineHealth, EngineLimits, EngineOptions};
+use super::request::check_request;
+use super::stats::{Load, SharedStats};
+use crate::device::Device;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::thread::{JoinHandle, Thread};
+use std::time::Instant;
+
+/// Starts engines.
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Starts the engine thread, which owns `device` until it ends.
+    ///
+    /// # Panics
+    /// If the operating system gives no thread.
+    pub fn start(device: Box<dyn Device>, limits: EngineLimits, options: EngineOptions) -> EngineHandle {
+        let shared = Arc::new(Shared::new(limits, options));
+        let (submissions, inbox) = mpsc::channel();
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("oxide-engine".to_owned())
+            .spawn(move || run(device, theirs, inbox))
+            .expect("the operating system gives a thread at start");
+        shared.thread.get_or_init(|| thread.thread().clone());
+        EngineHandle { inner: Arc::new(Inner { shared, submissions, thread: Mutex::new(Some(thread)) }) }
+    }
+}
+
+/// Body of the engine thread: whatever happens, health says it and every open request hears it.
+fn run(device: Box<dyn Device>, shared: Arc<Shared>, inbox: mpsc::Receiver<Submission>) {
+    shared.thread.get_or_init(std::thread::current);
+    let mut core = Core::new(device, Arc::clone(&shared), inbox);
+    let health = match catch_unwind(AssertUnwindSafe(|| core.run())) {
+        Ok(Ok(())) => EngineHealth::Stopped,
+        Ok(Err(error)) => EngineHealth::Failed(error.to_string()),
+        Err(panic) => EngineHealth::Failed(format!("engine bug: {}", panic_text(panic.as_ref()))),
+    };
+    if let EngineHealth::Failed(message) = &health {
+        tracing::error!(%message, "engine failed");
+    }
+    *shared.lock_health() = health.clone();
+    let farewell = catch_unwind(AssertUnwindSafe(|| core.close(&health)));
+    if farewell.is_err() {
+        tracing::error!("engine state was beyond repair; streams end by themselves");
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&'static str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic")
+}
+
+/// A request on its way to the engine thread.
+pub(super) struct Submission {
+    pub(super) request: EngineRequest,
+    pub(super) events: EventSender,
+    pub(super) cancel: Arc<AtomicBool>,
+    pub(super) submitted: Instant,
+}
+
+/// How far the engine is asked to wind down.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WindDown {
+    No,
+    /// Finish what was accepted.
+    Drain,
+    /// Cancel it.
+    Stop,
+}
+
+/// What handles, streams and the engine thread share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) limits: EngineLimits,
+    pub(super) options: EngineOptions,
+    pub(super) stats: SharedStats,
+    pub(super) load: Load,
+    /// Raised whenever some request's cancel flag was; the engine then looks at all of them.
+    pub(super) cancels: AtomicU64,
+    pub(super) paused: AtomicBool,
+    drain: AtomicBool,
+    stop: AtomicBool,
+    health: Mutex<EngineHealth>,
+    thread: OnceLock<Thread>,
+    serial: AtomicU64,
+    /// Cancel flags by request id; touched at submission, abort and stream drop, never by the engine thread.
+    open: Mutex<HashMap<String, Vec<(u64, Arc<AtomicBool>)>>>,
+}
+
+impl Shared {
+    fn new(limits: EngineLimits, options: EngineOptions) -> Self {
+        let total = limits.kv_pages;
+        let shared = Self {
+            limits,
+            options,
+            stats: SharedStats::default(),
+            load: Load::default(),
+            cancels: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+            drain: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            health: Mutex::new(EngineHealth::Running),
+            thread: OnceLock::new(),
+            serial: AtomicU64::new(0),
+            open: Mutex::new(HashMap::new()),
+        };
+        shared.stats.publish(&EngineStats { pages_total: total, pages_free: total, ..EngineStats::default() });
+        shared
+    }
+
+    pub(super) fn wind_down(&self) -> WindDown {
+        if self.stop.load(Ordering::Acquire) {
+            WindDown::Stop
+        } else if self.drain.load(Ordering::Acquire) {
+            WindDown::Drain
+        } else {
+            WindDown::No
+        }
+    }
+
+    pub(super) fn wake(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    pub(super) fn announce_cancel(&self) {
+        self.cancels.fetch_add(1, Ordering::AcqRel);
+        self.wake();
+    }
+
+    /// Message of the failure that ended the engine.
+    pub(super) fn failure(&self) -> Option<String> {
+        match &*self.lock_health() {
+            EngineHealth::Failed(message) => Some(message.clone()),
+            EngineHealth::Running | EngineHealth::Draining | EngineHealth::Stopped => None,
+        }
+    }
+
+    /// Drops the cancel flag of a stream.
+    pub(super) fn forget(&self, id: &str, serial: u64) {
+        let mut open = self.lock_open();
+        if let Some(flags) = open.get_mut(id) {
+            flags.retain(|(entry, _)| *entry != serial);
+            if flags.is_empty() {
+                open.remove(id);
+            }
+        }
+    }
+
+    fn lock_health(&self) -> MutexGuard<'_, EngineHealth> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_open(&self) -> MutexGuard<'_, HashMap<String, Vec<(u64, Arc<AtomicBool>)>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A handle to the engine thread. When the last one is dropped the engine drains and ends.
+#[derive(Clone)]
+pub struct EngineHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    submissions: mpsc::Sender<Submission>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.drain.store(true, Ordering::Release);
+        self.shared.wake();
+    }
+}
+
+impl EngineHandle {
+    /// Hands a request to the engine. Never blocks.
+    ///
+    /// # Errors
+    /// If the request is outside the limits, can never fit, the queue is full, or the engine winds down.
+    pub fn submit(&self, request: EngineRequest) -> Result<EventStream, RejectReason> {
+        let result = self.try_submit(request);
+        if result.is_err() {
+            self.inner.shared.load.rejected.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn try_submit(&self, request: EngineRequest) -> Result<EventStream, RejectReason> {
+        let shared = &self.inner.shared;
+        if self.health() != EngineHealth::Running {
+            return Err(RejectReason::Draining);
+        }
+        check_request(&request, &shared.limits)?;
+        let (prompt, choices) = (request.prompt.len() as u64, u64::from(request.n));
+        if !shared.load.enter(shared.options.queue_max, prompt, choices) {
+            return Err(RejectReason::QueueFull { limit: shared.options.queue_max, retry_after: shared.load.backlog().room });
+        }
+        let cancel = Arc::new(AtomicBool::new(false));
+        let serial = shared.serial.fetch_add(1, Ordering::Relaxed);
+        let (events, stream) = channel(&request, Arc::clone(shared), Arc::clone(&cancel), serial);
+        shared.lock_open().entry(request.id.clone()).or_default().push((serial, Arc::clone(&cancel)));
+        if self.inner.submissions.send(Submission { request, events, cancel, submitted: Instant::now() }).is_err() {
+            shared.load.leave(prompt, choices);
+            return Err(RejectReason::Draining);
+        }
+        shared.wake();
+        Ok(stream)
+    }
+
+    /// Cancels every open request of this id; `false` if there is none. Terminal events still come.
+    pub fn abort(&self, id: &str) -> bool {
+        let found = match self.inner.shared.lock_open().get(id) {
+            None => return false,
+            Some(flags) => flags.iter().map(|(_, flag)| flag.store(true, Ordering::Release)).count() > 0,
+        };
+        self.inner.shared.announce_cancel();
+        found
+    }
+
+    /// Counters and gauges as of the last step. Cheap; never makes the engine wait.
+    pub fn stats(&self) -> EngineStats {
+        let load = &self.inner.shared.load;
+        let mut stats = self.inner.shared.stats.read();
+        stats.waiting += load.waiting.load(Ordering::Acquire) as u32;
+        stats.rejected += load.rejected.load(Ordering::Relaxed);
+        stats
+    }
+
+    /// Limits that requests are checked against.
+    pub fn limits(&self) -> &EngineLimits {
+        &self.inner.shared.limits
+    }
+
+    /// Where the engine is in its life.
+    pub fn health(&self) -> EngineHealth {
+        let health = self.inner.shared.lock_health().clone();
+        match (health, self.inner.shared.wind_down()) {
+            (EngineHealth::Running, WindDown::Drain | WindDown::Stop) => EngineHealth::Draining,
+            (health, _) => health,
+        }
+    }
+
+    /// Work outstanding and how long it will take at the recent rate.
+    pub fn backlog(&self) -> Backlog {
+        self.inner.shared.load.backlog()
+    }
+
+    /// Refuses new requests, finishes the accepted ones, then ends the thread.
+    pub fn drain(&self) {
+        self.inner.shared.drain.store(true, Ordering::Release);
+        self.inner.shared.wake();
+    }
+
+    /// Cancels everything and ends the thread.
+    pub fn stop(&self) {
+        self.inner.shared.stop.store(true, Ordering::Release);
+        self.inner.shared.wake();
+    }
+
+    /// Waits until the thread has ended (after [`EngineHandle::drain`] or [`EngineHandle::stop`], or a failure).
+    pub fn join(&self) {
+        let mut thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Runs no further step until [`EngineHandle::resume`]; submissions, cancellations and deadlines go on. For tests.
+    #[doc(hidden)]
+    pub fn pause(&self) {
+        self.inner.shared.paused.store(true, Ordering::Release);
+        self.inner.shared.wake();
+    }
+
+    /// Undoes [`EngineHandle::pause`].
+    #[doc(hidden)]
+    pub fn resume(&self) {
+        self.inner.shared.paused.store(false, Ordering::Release);
+        self.inner.shared.wake();
+    }
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineHandle").field("health", &self.health()).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// The event for a request that waits while the engine stops.
+pub(super) fn stopped_event() -> EngineEvent {
+    EngineEvent::Rejected(RejectReason::Draining)
+}
