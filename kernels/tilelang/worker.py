@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-FAMILIES = ("elementwise", "gemm", "gemv_m1", "skinny", "prefill", "attention", "sampling")
+HERE = Path(__file__).resolve().parent
+FAMILIES = [f for f in ("elementwise", "gemm", "gemv_m1", "skinny", "prefill", "attention", "sampling") if (HERE / f"{f}.py").exists()]
 
 
 def catalogue(families):
