@@ -146,6 +146,30 @@ impl OutputSlot {
 /// The draw uses Philox4x32-10 with key `seed` and counter `(counter, 0)`: its first word `u` gives
 /// `(u + 0.5) / 2³²`, compared with the cumulative probabilities of the kept ids in order of falling
 /// probability, ties by rising id.
+///
+/// # Exact arithmetic
+///
+/// Probabilities are integers, so that sums have no order and every device draws the same id from
+/// equal logits. Floating-point operations are binary32, rounded to nearest, one by one.
+///
+/// 1. `x = logit + bias`; masked and padding ids are dropped. A NaN `x` of any other id, or no id
+///    above −∞, makes the row's id [`NONE`]. A row with a `target` gets it as its id, and ends here.
+/// 2. Seen ids: `y = x > 0 ? x / repetition : x · repetition`; if the output holds the id `count > 0`
+///    times, then `y = (y − presence) − (frequency · count)`. Other ids: `y = x`.
+/// 3. Order: falling `y` (−0 equals 0), ties by rising id. Greedy rows take the first.
+/// 4. `d = (y_max − y) · s` with `s = 0x49B8AA3B as f32 (log2 e · 2²⁰) / temperature`, and `d = 0` where
+///    `y == y_max`. If `d ≥ 40 · 2²⁰` the weight is 0, else with `q = trunc(d)`, `f = (q mod 2²⁰) · 2⁻²⁰`
+///    the weight is `w = (trunc(P(f) · 2²⁴) << 16) >> (q >> 20)`: about `2⁴⁰ · 2^(−d / 2²⁰)`.
+///    `P(f)` is the Horner scheme, each step one fused multiply-add, of the coefficients with the
+///    bits `1.0, 0xBF3171DE, 0x3E75F1C8, 0xBD627F7B, 0x3C16D3E8, 0xBA77B359` (rising powers).
+/// 5. top-k keeps the first `k`. top-p, if below 1, keeps the shortest prefix whose weight is at least
+///    `max(1, ⌊W · trunc(top_p · 2³²) / 2³²⌋)`, `W` being the weight kept so far. min-p, if above 0, keeps
+///    weights of at least `trunc(min_p · 2⁴⁰)`, and always the first.
+/// 6. The drawn id is the first whose cumulative weight exceeds `⌊W · (2u + 1) / 2³³⌋`, `W` being the weight kept.
+///
+/// Alternatives go by falling `x`, ties by rising id; of a row's [`TOP_LOGPROBS_MAX`] entries the first
+/// `logprobs` are written, with ([`NONE`], −∞) where ids run out. Log-probabilities are `x − ln Σ exp x` to within rounding.
+/// Biased ids occur once in a row's list, as history ids do.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Pod, Zeroable)]
 pub struct SamplingRow {
