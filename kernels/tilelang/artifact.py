@@ -25,10 +25,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Scalar:
-    """What a dynamic dimension is bound to: a scalar role and its value as an extent."""
+    """What a dynamic dimension is bound to: a scalar role and its value as an extent, or None where the role says all."""
 
     role: object
-    value: dict
+    value: dict | None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _parameter(artifact, param, place):
         bound = artifact.operands[param["source"]]
         record |= {"role": bound.role, "access": bound.access}
     record |= {"align": _align(param), "offset": place.offset, "size": place.size}
-    if param["kind"] == "scalar":
+    if param["kind"] == "scalar" and bound.value is not None:
         record["value"] = bound.value
     if param["kind"] == "tensor_map":
         record["tensor_map"] = param["tensor_map"]
