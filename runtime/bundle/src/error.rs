@@ -29,7 +29,9 @@ pub enum BundleError {
     #[error("the bundle was never sealed: its first 8 bytes are zero, as an interrupted build leaves them; compile it again")]
     Unsealed,
     /// A later major version.
-    #[error("the bundle has format version {found}, this build reads version {supported}: use a newer oxide-run, or recompile the bundle with this release's oxide-compile")]
+    #[error(
+        "the bundle has format version {found}, this build reads version {supported}: use a newer oxide-run, or recompile the bundle with this release's oxide-compile"
+    )]
     NewerMajor {
         /// Major version of the file.
         found: u16,
@@ -37,7 +39,9 @@ pub enum BundleError {
         supported: u16,
     },
     /// An earlier major version.
-    #[error("the bundle has format version {found}, this build reads version {supported}: recompile the bundle with this release's oxide-compile")]
+    #[error(
+        "the bundle has format version {found}, this build reads version {supported}: recompile the bundle with this release's oxide-compile"
+    )]
     OlderMajor {
         /// Major version of the file.
         found: u16,
@@ -95,7 +99,9 @@ pub enum BundleError {
         known: u64,
     },
     /// The plan encoding has another version.
-    #[error("the bundle's plan has version {found}, this build reads version {supported}: recompile the bundle with this release's oxide-compile")]
+    #[error(
+        "the bundle's plan has version {found}, this build reads version {supported}: recompile the bundle with this release's oxide-compile"
+    )]
     PlanVersion {
         /// Version of the file.
         found: u32,
@@ -103,7 +109,9 @@ pub enum BundleError {
         supported: u32,
     },
     /// The runtime is outside the range that the bundle was compiled for.
-    #[error("the bundle needs runtime ABI {min} to {max}, this oxide-run has ABI {have}: rebuild it with `oxide-compile PROFILE --target {target}` of this release")]
+    #[error(
+        "the bundle needs runtime ABI {min} to {max}, this oxide-run has ABI {have}: rebuild it with `oxide-compile PROFILE --target {target}` of this release"
+    )]
     RuntimeAbi {
         /// Lowest ABI.
         min: u32,
@@ -123,7 +131,9 @@ pub enum BundleError {
         recorded: Digest,
     },
     /// A section table field that no valid bundle has.
-    #[error("section table entry {index} ({section}): `{field}` is {found}, allowed is {allowed}; the bundle was made by a faulty writer; recompile it")]
+    #[error(
+        "section table entry {index} ({section}): `{field}` is {found}, allowed is {allowed}; the bundle was made by a faulty writer; recompile it"
+    )]
     TableField {
         /// Index of the entry.
         index: u32,
@@ -137,7 +147,9 @@ pub enum BundleError {
         allowed: String,
     },
     /// A section that reaches past the sealed range or into the superblock.
-    #[error("section {section} spans bytes {offset}..{end}, allowed is {low}..{high}: the bundle was made by a faulty writer; recompile it")]
+    #[error(
+        "section {section} spans bytes {offset}..{end}, allowed is {low}..{high}: the bundle was made by a faulty writer; recompile it"
+    )]
     SectionOutOfBounds {
         /// The section.
         section: SectionKind,
@@ -151,7 +163,9 @@ pub enum BundleError {
         high: u64,
     },
     /// Two sections share bytes, or stand in falling order.
-    #[error("section {section} starts at byte {offset}, before section {before} ends at {before_end}: the bundle was made by a faulty writer; recompile it")]
+    #[error(
+        "section {section} starts at byte {offset}, before section {before} ends at {before_end}: the bundle was made by a faulty writer; recompile it"
+    )]
     SectionOverlap {
         /// The section.
         section: SectionKind,
@@ -163,7 +177,9 @@ pub enum BundleError {
         before_end: u64,
     },
     /// A section off its alignment.
-    #[error("section {section} starts at byte {offset}, which is not a multiple of {align}: the bundle was made by a faulty writer; recompile it")]
+    #[error(
+        "section {section} starts at byte {offset}, which is not a multiple of {align}: the bundle was made by a faulty writer; recompile it"
+    )]
     SectionMisaligned {
         /// The section.
         section: SectionKind,
@@ -227,7 +243,9 @@ pub enum BundleError {
         end: u64,
     },
     /// A section's leaf hashes do not give its root.
-    #[error("the leaf hashes of section {section} do not give its root (found {found}, recorded {recorded}): section HASH is damaged; copy the bundle again")]
+    #[error(
+        "the leaf hashes of section {section} do not give its root (found {found}, recorded {recorded}): section HASH is damaged; copy the bundle again"
+    )]
     RootMismatch {
         /// The section whose leaves they are.
         section: SectionKind,
@@ -263,7 +281,9 @@ pub enum BundleError {
         offset: u64,
     },
     /// Two sections, or the superblock and a section, that disagree.
-    #[error("{what}: the superblock or plan says {left}, section {section} says {right}; the bundle was made by a faulty writer; recompile it")]
+    #[error(
+        "{what}: the superblock or plan says {left}, section {section} says {right}; the bundle was made by a faulty writer; recompile it"
+    )]
     Disagreement {
         /// The section.
         section: SectionKind,

@@ -3,7 +3,7 @@
 
 use crate::digest::Digest;
 use crate::dtype::DType;
-use crate::plan::{RowOrder, WeightLayout};
+use crate::plan::{RowOrder, WeightDecl, WeightLayout};
 use serde::{Deserialize, Serialize};
 
 /// A tensor of the weight section (`WIDX`): what the plan says, and the digest of its bytes.
@@ -65,4 +65,12 @@ pub struct Artifact {
     pub code: Vec<u8>,
     /// Its manifest: JSON text.
     pub manifest_json: String,
+}
+
+impl TensorEntry {
+    /// The index row of a weight.
+    pub fn of(weight: &WeightDecl, root: Digest) -> Self {
+        let WeightDecl { name, sources: _, dtype, shape, layout, rows, offset_bytes, size_bytes } = weight.clone();
+        Self { name, dtype, shape, layout, rows, offset_bytes, size_bytes, root }
+    }
 }

@@ -31,11 +31,20 @@ pub const CHUNK_BYTES: u64 = 64 << 10;
 /// Longest gap between two sections.
 pub const GAP_MAX: u64 = 4 << 20;
 /// Room kept before the weights for golden vectors, so that they can be sealed after the weights.
-pub const GOLDEN_RESERVE_BYTES: u64 = 1 << 20;
+pub const GOLDEN_RESERVE_BYTES: u64 = 256 << 10;
+/// First bytes of a signature trailer; a `u64` payload length and the payload follow, to the end of the file.
+pub const TRAILER_MAGIC: [u8; 8] = *b"OXBTRAIL";
 /// Longest signature trailer.
 pub const TRAILER_MAX: u64 = 64 << 10;
 /// Largest bundle.
 pub const SEALED_MAX: u64 = 1 << 42;
+
+/// Incompatible feature bits that this build knows.
+pub const FEATURES_KNOWN: u64 = 0;
+/// Most entries (batch classes) of a plan.
+pub const ENTRIES_MAX: u32 = 256;
+/// Most tokens of a KV page.
+pub const PAGE_TOKENS_MAX: u32 = 4096;
 
 /// Four capital letters that name a section.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,10 +112,11 @@ impl SectionKind {
         match &self.0 {
             b"WDAT" => 1 << 41,
             b"KERN" => 512 << 20,
-            b"PLAN" | b"TOKN" => 64 << 20,
             b"HASH" | b"WIDX" => 32 << 20,
             b"MANI" | b"GOLD" => 1 << 20,
-            _ => 4 << 20,
+            b"TMPL" | b"PROV" | b"LICE" => 4 << 20,
+            // Plan, tokenizer, and sections of later minor versions.
+            _ => 64 << 20,
         }
     }
 

@@ -16,6 +16,7 @@
 //! without a bound.
 
 pub mod layout;
+mod metadata;
 mod reader;
 pub mod superblock;
 pub mod table;

@@ -7,6 +7,7 @@ mod error;
 
 pub use error::{Place, PlanError, PlanErrorKind, PlanErrors};
 
+use crate::ids::KernelId;
 use crate::manifest::Manifest;
 use crate::plan::{Plan, RawPlan};
 
@@ -21,5 +22,18 @@ impl Plan {
             Some(errors) => Err(errors),
             None => Ok(Self { raw }),
         }
+    }
+
+    /// Checks that every kernel's code object is among the `artifact_count` sealed ones.
+    ///
+    /// # Errors
+    /// All that are missing.
+    pub fn check_artifacts(&self, artifact_count: usize) -> Result<(), PlanErrors> {
+        let missing = (0..).zip(&self.raw.kernels).filter_map(|(index, kernel)| {
+            let code = kernel.code.as_ref().filter(|code| code.artifact.index() >= artifact_count)?;
+            let message = format!("kernel {} names code object {}, the bundle has {artifact_count}", kernel.contract, code.artifact);
+            Some(PlanError { place: Place::Row(KernelId(index).to_string()), kind: PlanErrorKind::MissingArtifact, message })
+        });
+        PlanErrors::from_list(missing.collect()).map_or(Ok(()), Err)
     }
 }
