@@ -1,7 +1,7 @@
 """Types, pass configurations and the data-movement primitives that TileLang cannot spell.
 
 All inline PTX of the project is in this file, and it moves data or synchronises: arithmetic stays
-TileLang. `T.import_source(SOURCE)` makes the primitives known to a kernel.
+TileLang. `T.import_source(BULK)` makes a group of primitives known to a kernel.
 """
 
 import toolchain  # noqa: F401  (prepares the process; must come before tilelang)
@@ -33,7 +33,35 @@ __device__ __forceinline__ void ox_transpose_pair(void* pair) {
 }
 """
 
-SOURCE = r"""
+BULK = r"""
+__device__ __forceinline__ unsigned ox_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+// A barrier that one arrival and its announced bytes complete.
+__device__ __forceinline__ void ox_barrier_init(void* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ox_shared(barrier)), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to bulk copies.
+__device__ __forceinline__ void ox_barrier_publish() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void ox_barrier_arrive(void* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ox_shared(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void ox_barrier_wait(void* barrier, unsigned parity) {
+  asm volatile("{\n.reg .pred p;\nAGAIN%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE%=;\nbra AGAIN%=;\nDONE%=:\n}"
+               ::"r"(ox_shared(barrier)), "r"(parity) : "memory");
+}
+
+// Contiguous bytes from global to shared memory without passing registers or blocking the warp.
+__device__ __forceinline__ void ox_bulk_load(void* to, const void* from, unsigned bytes, void* barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ox_shared(barrier)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               ::"r"(ox_shared(to)), "l"(from), "r"(bytes), "r"(ox_shared(barrier)), "l"(0x12F0000000000000ull /* evict first: a weight is read once a step */) : "memory");
+}
 """
 
 
@@ -42,11 +70,9 @@ def round_up(value, multiple):
     return -(-value // multiple) * multiple
 
 
-@T.macro
-def load8(local, at, row, column):
-    """Eight consecutive elements of a row into registers."""
-    for k in T.vectorized(VEC):
-        local[at + k] = row[column + k]
+def extern(name, *arguments):
+    """A call of a primitive."""
+    return T.call_extern("handle", name, *arguments)
 
 
 @T.macro
