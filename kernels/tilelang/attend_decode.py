@@ -31,8 +31,6 @@ HEADS = 8
 """Query heads of a group, padded: the columns of one MMA."""
 NEG = -1e30
 LOG2E = 1.4426950408889634
-BATCH = 8
-"""Partial sums in flight when a sequence is folded."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,12 @@ class Tuning:
     units_max: int
     overhead: int
     """Cost of a chunk beside its units, in units."""
+    batch: int
+    """Partial sums in flight when a sequence is folded."""
 
 
-LATENCY = Tuning(seqs_max=32, warps=12, resident=1, grid=132, splits_max=64, units_min=8, units_max=32, overhead=4)
-THROUGHPUT = Tuning(seqs_max=SEQS_MAX, warps=6, resident=2, grid=264, splits_max=32, units_min=8, units_max=32, overhead=4)
+LATENCY = Tuning(seqs_max=32, warps=8, resident=1, grid=132, splits_max=64, units_min=8, units_max=32, overhead=4, batch=16)
+THROUGHPUT = Tuning(seqs_max=SEQS_MAX, warps=6, resident=2, grid=264, splits_max=32, units_min=8, units_max=32, overhead=4, batch=8)
 
 
 @T.macro
@@ -244,27 +244,27 @@ def attend_decode(q, kv, dim, page, t):
     @T.macro
     def fold(partial, weights, cur, phase, at, head, sums, best, total, value):
         """Folds every `phases`-th partial sum of a sequence, in order, into `value` and `total` at maximum `best`."""
-        quad = T.alloc_local((4 * BATCH,), F32)
-        top = T.alloc_local((2 * BATCH,), F32)
-        for batch in T.serial(((cur[6] - phase + phases - 1) // phases + BATCH - 1) // BATCH):
-            for j in T.unroll(BATCH):
-                part = sums + T.min(phase + phases * (batch * BATCH + j), cur[6] - 1)
+        quad = T.alloc_local((4 * t.batch,), F32)
+        top = T.alloc_local((2 * t.batch,), F32)
+        for batch in T.serial(((cur[6] - phase + phases - 1) // phases + t.batch - 1) // t.batch):
+            for j in T.unroll(t.batch):
+                part = sums + T.min(phase + phases * (batch * t.batch + j), cur[6] - 1)
                 top[j] = weights[part, head]
-                top[BATCH + j] = weights[part, HEADS + head]
+                top[t.batch + j] = weights[part, HEADS + head]
                 for e in T.vectorized(4):
                     quad[j * 4 + e] = partial[part, at * 4 + e]
             best[1] = best[0]
-            for j in T.unroll(BATCH):
-                top[j] = T.if_then_else(phase + phases * (batch * BATCH + j) < cur[6], top[j], NEG)
+            for j in T.unroll(t.batch):
+                top[j] = T.if_then_else(phase + phases * (batch * t.batch + j) < cur[6], top[j], NEG)
                 best[1] = T.max(best[1], top[j])
             best[2] = T.exp2(best[0] - best[1])
             best[0] = best[1]
             total[0] *= best[2]
             for e in T.unroll(4):
                 value[e] *= best[2]
-            for j in T.unroll(BATCH):
-                best[2] = T.if_then_else(phase + phases * (batch * BATCH + j) < cur[6], T.exp2(top[j] - best[0]), 0.0)
-                total[0] += top[BATCH + j] * best[2]
+            for j in T.unroll(t.batch):
+                best[2] = T.if_then_else(phase + phases * (batch * t.batch + j) < cur[6], T.exp2(top[j] - best[0]), 0.0)
+                total[0] += top[t.batch + j] * best[2]
                 for e in T.unroll(4):
                     value[e] += quad[j * 4 + e] * best[2]
 
