@@ -1,4 +1,5 @@
 //! Runs a sealed bundle: command line, OpenAI-compatible HTTP server, tokenizer and chat template at the edge.
 
 pub mod http;
+pub mod model;
 pub mod openai;
