@@ -8,6 +8,7 @@
 pub mod artifact;
 pub mod container;
 pub mod contract;
+pub mod cubin;
 pub mod digest;
 pub mod dtype;
 pub mod error;

@@ -1,6 +1,7 @@
 //! Types of the sections that only the container needs: tensor index and kernel index.
 //! Manifest, golden vectors, template and provenance are in [`crate::manifest`].
 
+use crate::artifact::ArtifactManifest;
 use crate::digest::Digest;
 use crate::dtype::DType;
 use crate::plan::{RowOrder, WeightDecl, WeightLayout};
@@ -46,8 +47,8 @@ pub struct ArtifactEntry {
     pub offset_bytes: u64,
     /// Size.
     pub size_bytes: u64,
-    /// Manifest of the code object: JSON text, opaque here.
-    pub manifest_json: String,
+    /// Manifest of the code object.
+    pub manifest: ArtifactManifest,
 }
 
 /// Index at the start of the kernel section (`KERN`).
@@ -63,8 +64,8 @@ pub struct KernelIndex {
 pub struct Artifact {
     /// The code object.
     pub code: Vec<u8>,
-    /// Its manifest: JSON text.
-    pub manifest_json: String,
+    /// Its manifest.
+    pub manifest: ArtifactManifest,
 }
 
 impl TensorEntry {

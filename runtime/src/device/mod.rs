@@ -5,6 +5,7 @@
 //! owns its device; a device is never shared.
 
 pub mod cpu;
+pub mod cuda;
 
 use oxide_bundle::ids::EntryId;
 use oxide_bundle::plan::Plan;

@@ -219,7 +219,7 @@ fn check_artifact(bytes: &[u8], index: u32, artifact: &ArtifactEntry, before_end
         return Err(bad("the gap before it is not zero".to_owned()));
     }
     match Digest::of(&[code]) {
-        found if found == artifact.sha256 => Ok(end),
+        found if found == artifact.sha256 => crate::cubin::check(&artifact.manifest, code).map(|()| end).map_err(|error| bad(error.to_string())),
         found => Err(bad(format!("its SHA-256 is {found}"))),
     }
 }

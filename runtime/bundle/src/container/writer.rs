@@ -314,11 +314,11 @@ fn encode_kernels(artifacts: &[Artifact]) -> Result<Vec<u8>, BundleError> {
 
 fn kernel_index(artifacts: &[Artifact], index_end: u64) -> KernelIndex {
     let mut end = index_end;
-    let entries = artifacts.iter().map(|Artifact { code, manifest_json }| {
+    let entries = artifacts.iter().map(|Artifact { code, manifest }| {
         let offset_bytes = end.next_multiple_of(TENSOR_ALIGN);
         let size_bytes = code.len() as u64;
         end = offset_bytes + size_bytes;
-        ArtifactEntry { sha256: Digest::of(&[code]), offset_bytes, size_bytes, manifest_json: manifest_json.clone() }
+        ArtifactEntry { sha256: Digest::of(&[code]), offset_bytes, size_bytes, manifest: manifest.clone() }
     });
     KernelIndex { artifacts: entries.collect() }
 }

@@ -1,0 +1,494 @@
+//! The CUDA device: sealed cubins, one memory reservation, graphs for the decode classes.
+//!
+//! Admission order: target, driver and device against the bundle → every code object against its
+//! manifest → one reservation for the whole ledger → weights, each chunk hashed before its transfer →
+//! graphs → ready. A step allocates nothing and waits for nothing: inputs go through a ring of pinned
+//! staging, outputs come back the same way, and the host may be one step ahead.
+//! **Invariant:** only functions of sealed artifacts are launched; graph nodes are enumerated to prove it.
+
+mod driver;
+mod link;
+mod slots;
+mod upload;
+
+pub use driver::{CudaError, DeviceProperties};
+pub use link::LinkError;
+pub use upload::UploadError;
+
+use super::{Device, DeviceError, DeviceInfo, StepInputs, StepOutputs};
+use crate::open::OpenedBundle;
+use driver::{Context, DeviceMemory, DevicePtr, Event, Graph, GraphNode, Module, PinnedMemory, Stream};
+use link::{Addresses, BoundStep, Kernel};
+use oxide_bundle::container::layout::WEIGHT_CHUNK_BYTES;
+use oxide_bundle::digest::Digest;
+use oxide_bundle::ids::EntryId;
+use oxide_bundle::manifest::Target;
+use oxide_bundle::plan::{BatchClass, Bindings, Plan};
+use oxide_bundle::step::{InputSlot, OutputSlot, TOP_LOGPROBS_MAX};
+use slots::{InputLayout, OutputLayout, Padded};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Steps in flight: the host prepares one while the device runs another.
+const DEPTH: usize = 2;
+/// Device memory left to the driver and its context.
+const MEMORY_RESERVE_BYTES: u64 = 512 << 20;
+/// Alignment of the parts of the reservation.
+const PART_ALIGN: u64 = 2 << 20;
+
+/// How to link.
+#[derive(Copy, Clone, Debug)]
+pub struct CudaOptions {
+    /// Device number.
+    pub ordinal: u32,
+    /// KV pages; `None` takes what the bundle's ledger says, as far as it fits.
+    pub kv_pages: Option<u32>,
+    /// Replays decode classes as graphs; without, the same kernels are launched one by one.
+    pub graphs: bool,
+    /// Lets kernels start while their predecessor ends.
+    pub pdl: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        Self { ordinal: 0, kv_pages: None, graphs: true, pdl: true }
+    }
+}
+
+/// Why a bundle was not admitted to a device.
+#[derive(Debug, thiserror::Error)]
+pub enum AdmitError {
+    /// The driver is missing or failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The device is not the target. All differences.
+    #[error("this device cannot run the bundle: {}", .0.join("; "))]
+    Target(Vec<String>),
+    /// A code object or step is refused.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The ledger does not fit.
+    #[error("{0}")]
+    Memory(String),
+    /// The weights are damaged, or could not be sent.
+    #[error(transparent)]
+    Upload(#[from] UploadError),
+    /// A graph holds something that is not sealed.
+    #[error("the graph of {entry} holds a node that is no sealed kernel: {node}")]
+    ForeignNode {
+        /// Entry.
+        entry: EntryId,
+        /// Node.
+        node: String,
+    },
+}
+
+/// A linked bundle on a GPU.
+pub struct CudaDevice {
+    // Dropped from top to bottom: users of memory and modules before what they use.
+    programs: Vec<Program>,
+    kernels: Vec<Kernel>,
+    launches: Vec<u64>,
+    slots: Vec<StagingSlot>,
+    in_flight: VecDeque<InFlight>,
+    next_slot: usize,
+    table_shadow: Vec<u32>,
+    _modules: Vec<Module>,
+    memory: Reservation,
+    stream: Stream,
+    context: Context,
+    context_is_current: bool,
+    plan: Arc<Plan>,
+    artifacts: Vec<Digest>,
+    kv_pages: u32,
+}
+
+struct Program {
+    layout: InputLayout,
+    steps: Vec<BoundStep>,
+    graph: Option<Graph>,
+}
+
+/// Pinned memory of one step: inputs as they lie on the device, and room for the outputs.
+struct StagingSlot {
+    inputs: PinnedMemory,
+    outputs: PinnedMemory,
+    done: Event,
+}
+
+struct InFlight {
+    slot: usize,
+    rows: usize,
+    top: bool,
+}
+
+/// Everything on the device, in one allocation.
+struct Reservation {
+    memory: DeviceMemory,
+    addresses: Addresses,
+    outputs: OutputLayout,
+}
+
+impl CudaDevice {
+    /// Admits a bundle to a device.
+    ///
+    /// # Errors
+    /// See [`AdmitError`]; nothing has been launched then.
+    pub fn link(opened: &OpenedBundle, options: CudaOptions) -> Result<Self, AdmitError> {
+        let bundle = &opened.bundle;
+        let plan = Arc::clone(bundle.plan());
+        let context = Context::open(options.ordinal)?;
+        check_target(opened, context.properties())?;
+        let (modules, kernels) = link::load_kernels(bundle, context.properties())?;
+        let stream = Stream::new()?;
+        let layouts: Vec<_> = plan.entries().iter().map(|entry| InputLayout::new(plan.bounds(), entry.class)).collect();
+        let input_bytes = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
+        let memory = reserve(opened, &context, input_bytes, options.kv_pages)?;
+        zero(&stream, &memory, opened)?;
+        upload::upload_weights(&context, &stream, bundle, &opened.weights, memory.addresses.weights, WEIGHT_CHUNK_BYTES as usize)?;
+        let slots = (0..DEPTH).map(|_| StagingSlot::new(input_bytes, memory.outputs.bytes)).collect::<Result<_, _>>()?;
+        let table_words = InputSlot::BlockTables.bytes(plan.bounds()) as usize / 4;
+        let kv_pages = memory.addresses.kv_pages - 1;
+        let mut device = Self {
+            programs: Vec::new(),
+            launches: vec![0; bundle.artifacts().len()],
+            kernels,
+            slots,
+            in_flight: VecDeque::new(),
+            next_slot: 0,
+            table_shadow: vec![0; table_words],
+            _modules: modules,
+            memory,
+            stream,
+            context,
+            context_is_current: true,
+            artifacts: bundle.artifacts().iter().map(|entry| entry.sha256).collect(),
+            plan,
+            kv_pages,
+        };
+        device.build_programs(layouts, options)?;
+        device.drain()?;
+        // The engine's thread makes the context current before its first step.
+        device.context_is_current = false;
+        Ok(device)
+    }
+
+    /// How often each artifact was launched, by its SHA-256.
+    pub fn launch_counts(&self) -> Vec<(Digest, u64)> {
+        self.artifacts.iter().copied().zip(self.launches.iter().copied()).collect()
+    }
+
+    /// What the hardware is.
+    pub fn properties(&self) -> &DeviceProperties {
+        self.context.properties()
+    }
+
+    fn build_programs(&mut self, layouts: Vec<InputLayout>, options: CudaOptions) -> Result<(), AdmitError> {
+        for (index, layout) in layouts.into_iter().enumerate() {
+            let id = EntryId(index as u32);
+            let steps =
+                link::bind_entry(&self.plan, id, &self.kernels, &self.memory.addresses, &layout, &self.memory.outputs, options.pdl)?;
+            let class = self.plan.entries()[index].class;
+            let graph = match class {
+                BatchClass::Decode { .. } if options.graphs => Some(self.capture(id, &steps)?),
+                BatchClass::Decode { .. } | BatchClass::Mixed { .. } => None,
+            };
+            self.programs.push(Program { layout, steps, graph });
+        }
+        Ok(())
+    }
+
+    fn capture(&self, entry: EntryId, steps: &[BoundStep]) -> Result<Graph, AdmitError> {
+        let bindings = link::bound_of(&self.plan.entries()[entry.index()], self.memory.addresses.kv_pages);
+        let graph = self.stream.capture(|| run_steps(&self.stream, steps, bindings))?;
+        for node in graph.nodes()? {
+            let sealed = match node {
+                GraphNode::Kernel(function) => self.kernels.iter().any(|kernel| kernel.function == function),
+                GraphNode::Other(_) => false,
+            };
+            if !sealed && !(matches!(node, GraphNode::Other(_)) && steps.iter().any(|step| matches!(step, BoundStep::Copy { .. }))) {
+                return Err(AdmitError::ForeignNode { entry, node: format!("{node:?}") });
+            }
+        }
+        Ok(graph)
+    }
+
+    /// Waits for everything queued so far.
+    fn drain(&self) -> Result<(), CudaError> {
+        let event = Event::new(false)?;
+        self.stream.record(&event)?;
+        event.wait()
+    }
+
+    fn ensure_current(&mut self) -> Result<(), CudaError> {
+        if !self.context_is_current {
+            self.context.make_current()?;
+            self.context_is_current = true;
+        }
+        Ok(())
+    }
+
+    fn send_inputs(&mut self, entry: usize, inputs: &StepInputs, padded: Padded, slot: usize) -> Result<(), CudaError> {
+        let layout = &self.programs[entry].layout;
+        let padding_slot = self.kv_pages * self.plan.kv().page_tokens;
+        let base = self.memory.addresses.inputs;
+        let staging = &mut self.slots[slot].inputs;
+        slots::write_hot(layout, inputs, padded, padding_slot, staging.bytes_mut());
+        self.stream.upload(base, staging, 0, layout.hot_bytes as usize)?;
+        let at = layout.offset(InputSlot::BlockTables);
+        if let Some((rows, width)) = self.stage_tables(inputs, slot, at) {
+            let stride = self.plan.bounds().pages_per_seq_max as usize * 4;
+            self.stream.upload_rows(base.offset(at), &self.slots[slot].inputs, at as usize, width, rows, stride)?;
+        }
+        let layout = &self.programs[entry].layout;
+        for (which, bytes) in slots::cold_slots(inputs) {
+            let at = layout.offset(which);
+            let staging = &mut self.slots[slot].inputs;
+            staging.bytes_mut()[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+            self.stream.upload(base.offset(at), staging, at as usize, bytes.len())?;
+        }
+        Ok(())
+    }
+
+    /// Stages the used part of the block tables if it differs from what the device has; rows and bytes to send.
+    fn stage_tables(&mut self, inputs: &StepInputs, slot: usize, at: u64) -> Option<(usize, usize)> {
+        let stride = self.plan.bounds().pages_per_seq_max as usize;
+        let page_tokens = self.plan.kv().page_tokens;
+        let used = inputs.kv_lens.iter().map(|len| len.div_ceil(page_tokens) as usize).max()?;
+        let (mut first_changed, mut end_changed) = (usize::MAX, 0);
+        for (row, table) in inputs.block_tables.chunks_exact(stride).enumerate() {
+            let shadow = &mut self.table_shadow[row * stride..row * stride + used];
+            if *shadow != table[..used] {
+                shadow.copy_from_slice(&table[..used]);
+                first_changed = first_changed.min(row);
+                end_changed = row + 1;
+            }
+        }
+        if end_changed == 0 {
+            return None;
+        }
+        let staging = self.slots[slot].inputs.bytes_mut();
+        for row in 0..end_changed {
+            let words = &self.table_shadow[row * stride..row * stride + used];
+            slots::write_words(staging, at + (row * stride * 4) as u64, words, used, 0);
+        }
+        Some((end_changed, used * 4))
+    }
+
+    fn run_program(&mut self, entry: usize, bindings: Bindings) -> Result<(), CudaError> {
+        let program = &mut self.programs[entry];
+        match &program.graph {
+            Some(graph) => self.stream.replay(graph)?,
+            None => {
+                for step in &mut program.steps {
+                    if let BoundStep::Launch(launch) = step {
+                        launch.bind(bindings);
+                    }
+                }
+                run_steps(&self.stream, &program.steps, bindings)?;
+            }
+        }
+        for step in &self.programs[entry].steps {
+            if let BoundStep::Launch(launch) = step {
+                self.launches[self.kernels[launch.kernel].artifact.index()] += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch_outputs(&mut self, slot: usize, rows: usize, top: bool) -> Result<(), CudaError> {
+        let layout = &self.memory.outputs;
+        let base = self.memory.addresses.outputs;
+        let target = &mut self.slots[slot].outputs;
+        let fetch = |target: &mut PinnedMemory, at: u64, bytes: usize| self.stream.download(target, at as usize, base.offset(at), bytes);
+        fetch(target, 0, layout.hot_bytes as usize)?;
+        if top {
+            let bytes = rows * TOP_LOGPROBS_MAX as usize * 4;
+            fetch(target, layout.offset(OutputSlot::TopIds), bytes)?;
+            fetch(target, layout.offset(OutputSlot::TopLogprobs), bytes)?;
+        }
+        self.stream.record(&self.slots[slot].done)
+    }
+
+    fn submit_inner(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), CudaError> {
+        self.ensure_current()?;
+        let class = self.plan.entries()[entry.index()].class;
+        let padded = match class {
+            BatchClass::Decode { seqs } => Padded { tokens: seqs as usize, seqs: seqs as usize, rows: seqs as usize },
+            BatchClass::Mixed { .. } => {
+                Padded { tokens: inputs.tokens() as usize, seqs: inputs.seqs() as usize, rows: inputs.rows() as usize }
+            }
+        };
+        let slot = self.next_slot;
+        self.next_slot = (self.next_slot + 1) % self.slots.len();
+        self.send_inputs(entry.index(), inputs, padded, slot)?;
+        let kv_pages = self.memory.addresses.kv_pages;
+        let bindings = Bindings { tokens: padded.tokens as u32, seqs: padded.seqs as u32, rows: padded.rows as u32, kv_pages };
+        self.run_program(entry.index(), bindings)?;
+        let rows = inputs.rows() as usize;
+        let top = slots::wants_top(inputs);
+        self.fetch_outputs(slot, rows, top)?;
+        self.in_flight.push_back(InFlight { slot, rows, top });
+        Ok(())
+    }
+
+    fn check_batch(&self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
+        let over = || DeviceError::OverEntry {
+            entry: entry.to_string(),
+            tokens: inputs.tokens(),
+            seqs: inputs.seqs(),
+            rows: inputs.rows(),
+        };
+        let class = self.plan.entries().get(entry.index()).ok_or_else(over)?.class;
+        let bounds = self.plan.bounds();
+        let lists_fit = inputs.bias_ids.len() <= bounds.bias_max as usize && inputs.history_ids.len() <= bounds.history_max as usize;
+        let fits = inputs.tokens() <= class.tokens_max() && inputs.seqs() <= class.seqs_max() && inputs.rows() <= class.seqs_max();
+        if fits && lists_fit && self.in_flight.len() < DEPTH { Ok(()) } else { Err(over()) }
+    }
+
+    fn failed(&self, error: &CudaError) -> DeviceError {
+        DeviceError::Failed { message: format!("{error} ({})", self.context.properties().name) }
+    }
+}
+
+fn run_steps(stream: &Stream, steps: &[BoundStep], bindings: Bindings) -> Result<(), CudaError> {
+    for step in steps {
+        match step {
+            BoundStep::Launch(launch) => stream.launch(launch.function, &launch.shape, &launch.params)?,
+            BoundStep::Copy { to, from, bytes } => stream.copy(*to, *from, u64::from(bytes.eval(bindings).unwrap_or(0)))?,
+        }
+    }
+    Ok(())
+}
+
+impl StagingSlot {
+    fn new(input_bytes: u64, output_bytes: u64) -> Result<Self, CudaError> {
+        Ok(Self {
+            inputs: PinnedMemory::alloc(input_bytes as usize)?,
+            outputs: PinnedMemory::alloc(output_bytes as usize)?,
+            done: Event::new(false)?,
+        })
+    }
+}
+
+fn check_target(opened: &OpenedBundle, device: &DeviceProperties) -> Result<(), AdmitError> {
+    let mut wrong = Vec::new();
+    let target = opened.bundle.manifest().target;
+    if target != Target::Sm90 {
+        wrong.push(format!("the bundle was compiled for {target}, not for a GPU"));
+    }
+    if device.capability != (9, 0) {
+        wrong.push(format!("the bundle needs compute capability 9.0, {} has {}.{}", device.name, device.capability.0, device.capability.1));
+    }
+    for entry in opened.bundle.artifacts() {
+        if i64::from(device.driver) < i64::from(entry.manifest.driver_min) {
+            let needs = entry.manifest.driver_min;
+            wrong.push(format!("kernel {} needs driver API {needs}, this driver has {}", entry.manifest.name, device.driver));
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(AdmitError::Target(wrong)) }
+}
+
+fn reserve(opened: &OpenedBundle, context: &Context, input_bytes: u64, kv_pages: Option<u32>) -> Result<Reservation, AdmitError> {
+    let plan = opened.bundle.plan();
+    let ledger = &opened.bundle.manifest().ledger;
+    let outputs = OutputLayout::new(plan.bounds());
+    let weight_bytes = (opened.weights.bytes().len() as u64).next_multiple_of(PART_ALIGN);
+    let arena_bytes = plan.arena_bytes().next_multiple_of(PART_ALIGN);
+    let slot_bytes = (input_bytes.next_multiple_of(PART_ALIGN)) + outputs.bytes.next_multiple_of(PART_ALIGN);
+    let page_bytes = 2 * u64::from(plan.kv().layers) * plan.kv().plane_page_bytes();
+    let fixed_bytes = weight_bytes + arena_bytes + slot_bytes;
+    let (free, _) = context.memory()?;
+    let room = free.saturating_sub(MEMORY_RESERVE_BYTES + fixed_bytes) / page_bytes.max(1);
+    let wanted = kv_pages.unwrap_or_else(|| ledger.kv_pages_default.min(u32::try_from(room.saturating_sub(1)).unwrap_or(u32::MAX)));
+    // One page more than the pool has: padding rows append to it, and nobody reads it.
+    let pages = u64::from(wanted) + 1;
+    if wanted == 0 || pages > room {
+        let page_tokens = plan.kv().page_tokens;
+        return Err(AdmitError::Memory(format!(
+            "not enough device memory: {} B free of which {MEMORY_RESERVE_BYTES} stay reserved; weights {weight_bytes} B (fixed by the bundle), \
+             KV cache {} B ({wanted} pages of {page_tokens} tokens; --kv-memory), workspace {} B (--max-seqs and --max-context of oxide-compile)",
+            free,
+            pages * page_bytes,
+            arena_bytes + slot_bytes,
+        )));
+    }
+    let memory = DeviceMemory::alloc(fixed_bytes + pages * page_bytes)?;
+    let weights = memory.ptr();
+    let arena = weights.offset(weight_bytes);
+    let inputs = arena.offset(arena_bytes);
+    let outputs_at = inputs.offset(input_bytes.next_multiple_of(PART_ALIGN));
+    let kv = outputs_at.offset(outputs.bytes.next_multiple_of(PART_ALIGN));
+    let addresses = Addresses { weights, arena, kv, inputs, outputs: outputs_at, kv_pages: pages as u32 };
+    Ok(Reservation { memory, addresses, outputs })
+}
+
+/// Zeroes everything but the weights: state buffers start at zero, and no kernel ever reads a NaN that nobody wrote.
+fn zero(stream: &Stream, memory: &Reservation, opened: &OpenedBundle) -> Result<(), CudaError> {
+    let weight_bytes = opened.weights.bytes().len() as u64 & !3;
+    let rest = memory.memory.bytes() - weight_bytes;
+    stream.fill(DevicePtr(memory.addresses.weights.0 + weight_bytes), 0, rest / 4)
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> DeviceInfo {
+        let properties = self.context.properties();
+        DeviceInfo { kind: "cuda", name: format!("{} (driver API {}.{})", properties.name, properties.driver / 1000, properties.driver % 1000 / 10) }
+    }
+
+    fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    fn kv_pages(&self) -> u32 {
+        self.kv_pages
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn submit(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
+        self.check_batch(entry, inputs)?;
+        self.submit_inner(entry, inputs).map_err(|error| self.failed(&error))
+    }
+
+    fn collect(&mut self, outputs: &mut StepOutputs) -> Result<(), DeviceError> {
+        let Some(InFlight { slot, rows, top }) = self.in_flight.pop_front() else {
+            return Err(DeviceError::Failed { message: "nothing was submitted".into() });
+        };
+        self.slots[slot].done.wait().map_err(|error| self.failed(&error))?;
+        let layout = &self.memory.outputs;
+        let bytes = self.slots[slot].outputs.bytes();
+        let words = |which: OutputSlot, count: usize| &bytes[layout.offset(which) as usize..][..4 * count];
+        let top_count = if top { rows * TOP_LOGPROBS_MAX as usize } else { 0 };
+        replace(&mut outputs.sampled_ids, words(OutputSlot::SampledIds, rows));
+        replace(&mut outputs.sampled_logprobs, words(OutputSlot::SampledLogprobs, rows));
+        replace(&mut outputs.top_ids, words(OutputSlot::TopIds, top_count));
+        replace(&mut outputs.top_logprobs, words(OutputSlot::TopLogprobs, top_count));
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {
+        let page_bytes = self.plan.kv().plane_page_bytes();
+        let plane_bytes = u64::from(self.memory.addresses.kv_pages) * page_bytes;
+        let planes = 2 * u64::from(self.plan.kv().layers);
+        self.ensure_current().map_err(|error| self.failed(&error))?;
+        for &(from, to) in pairs {
+            if from >= self.kv_pages || to >= self.kv_pages {
+                return Err(DeviceError::Failed { message: format!("copy of page {from} to {to} in a pool of {} pages", self.kv_pages) });
+            }
+            for plane in 0..planes {
+                let base = self.memory.addresses.kv.offset(plane * plane_bytes);
+                let at = |page: u32| base.offset(u64::from(page) * page_bytes);
+                self.stream.copy(at(to), at(from), page_bytes).map_err(|error| self.failed(&error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn replace<T: bytemuck::Pod>(target: &mut Vec<T>, bytes: &[u8]) {
+    target.clear();
+    target.extend_from_slice(bytemuck::cast_slice(bytes));
+}
