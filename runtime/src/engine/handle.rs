@@ -2,11 +2,12 @@
 //!
 //! The thread is woken by unparking it, never by a message, so that nothing here can fill up.
 
-use super::api::{EngineEvent, EngineRequest, EngineStats, RejectReason};
+use super::api::{EngineRequest, EngineStats, RejectReason};
 use super::core::Core;
 use super::events::{EventSender, EventStream, channel};
 use super::options::{Backlog, EngineHealth, EngineLimits, EngineOptions};
 use super::request::check_request;
+use super::scheduler::Scheduler;
 use super::stats::{Load, SharedStats};
 use crate::device::Device;
 use std::collections::HashMap;
@@ -41,7 +42,12 @@ impl Engine {
 /// Body of the engine thread: whatever happens, health says it and every open request hears it.
 fn run(device: Box<dyn Device>, shared: Arc<Shared>, inbox: mpsc::Receiver<Submission>) {
     shared.thread.get_or_init(std::thread::current);
-    let mut core = Core::new(device, Arc::clone(&shared), inbox);
+    let classes = device.plan().entries().iter().map(|entry| entry.class);
+    let Some(scheduler) = Scheduler::new(classes, device.plan().bounds(), shared.options.chunk_tokens) else {
+        *shared.lock_health() = EngineHealth::Failed("the plan has no mixed batch class, so nothing can be prefilled".to_owned());
+        return;
+    };
+    let mut core = Core::new(device, Arc::clone(&shared), inbox, scheduler);
     let health = match catch_unwind(AssertUnwindSafe(|| core.run())) {
         Ok(Ok(())) => EngineHealth::Stopped,
         Ok(Err(error)) => EngineHealth::Failed(error.to_string()),
@@ -139,6 +145,12 @@ impl Shared {
     pub(super) fn announce_cancel(&self) {
         self.cancels.fetch_add(1, Ordering::AcqRel);
         self.wake();
+    }
+
+    /// Cancels a request whose client is gone or too slow, at the engine's next sweep.
+    pub(super) fn give_up(&self, cancel: &AtomicBool) {
+        cancel.store(true, Ordering::Release);
+        self.cancels.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Message of the failure that ended the engine.
@@ -300,9 +312,4 @@ impl std::fmt::Debug for EngineHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EngineHandle").field("health", &self.health()).field("stats", &self.stats()).finish_non_exhaustive()
     }
-}
-
-/// The event for a request that waits while the engine stops.
-pub(super) fn stopped_event() -> EngineEvent {
-    EngineEvent::Rejected(RejectReason::Draining)
 }

@@ -4,13 +4,21 @@
 //! [`EngineHandle::submit`] takes an [`EngineRequest`] and returns its [`EventStream`]. No text, no
 //! HTTP, no plan steps here.
 
+mod admit;
 pub mod api;
+mod assemble;
+mod commit;
 mod core;
 mod events;
 mod handle;
 mod options;
+mod pager;
+mod queue;
 mod request;
+mod scheduler;
+mod sequence;
 mod stats;
+mod submit;
 
 pub use api::{
     ChoiceTrace, EngineEvent, EngineRequest, EngineStats, FinishReason, LogitsMask, MaskFactory, MaskVerdict, RejectReason, SamplingParams,

@@ -177,16 +177,16 @@ impl Load {
         self.waiting_choices.fetch_sub(choices, Ordering::Relaxed);
     }
 
-    /// Adds a measured rate to the average.
-    pub(super) fn sample_rate(&self, tokens: u64, time: Duration) {
-        if tokens > 0 && !time.is_zero() {
-            average(&self.rate, tokens as f64 / time.as_secs_f64());
-        }
+    /// Sets the recent rate in tokens a second.
+    pub(super) fn set_rate(&self, rate: f64) {
+        self.rate.store(rate.to_bits(), Ordering::Relaxed);
     }
 
     /// Adds a finished choice's length to the average.
     pub(super) fn sample_completion(&self, tokens: u32) {
-        average(&self.completion, f64::from(tokens));
+        let (old, sample) = (self.completion_mean(), f64::from(tokens));
+        let new = if old == 0.0 { sample } else { old + RATE_WEIGHT * (sample - old) };
+        self.completion.store(new.to_bits(), Ordering::Relaxed);
     }
 
     /// Mean completion length of finished choices, 0 before the first.
@@ -219,8 +219,18 @@ fn estimate(tokens: f64, rate: f64) -> Duration {
     Duration::from_secs_f64(seconds).clamp(ESTIMATE_MIN, ESTIMATE_MAX)
 }
 
-fn average(cell: &AtomicU64, sample: f64) {
-    let old = f64::from_bits(cell.load(Ordering::Relaxed));
-    let new = if old == 0.0 { sample } else { old + RATE_WEIGHT * (sample - old) };
-    cell.store(new.to_bits(), Ordering::Relaxed);
+/// Tokens and time of recent steps, both averaged, so that long steps count by their length.
+#[derive(Debug, Default)]
+pub(super) struct RateMeter {
+    tokens: f64,
+    seconds: f64,
+}
+
+impl RateMeter {
+    /// Adds a step; the rate with it.
+    pub(super) fn add(&mut self, tokens: u64, time: Duration) -> f64 {
+        self.tokens += RATE_WEIGHT * (tokens as f64 - self.tokens);
+        self.seconds += RATE_WEIGHT * (time.as_secs_f64() - self.seconds);
+        if self.seconds > 0.0 { self.tokens / self.seconds } else { 0.0 }
+    }
 }
