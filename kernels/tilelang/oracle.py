@@ -168,6 +168,8 @@ def _linear_inputs(linear, manifest, count, bound, rng):
     if linear["norm"] is not None:
         arrays["norm_weight"] = random_bf16(rng, (k,))
         x = rms_norm(x, to_float(arrays["norm_weight"]), from_bits(linear["norm"]))
+        if "norm" in manifest["numerics"]["rounding"]:
+            x = to_float(to_bf16(x))
     result = matmul(x, arrays["weight"])
     if linear["bias"]:
         arrays["bias"] = random_bf16(rng, (n,))
