@@ -161,6 +161,20 @@ pub struct WeightDecl {
     pub size_bytes: u64,
 }
 
+impl WeightDecl {
+    /// Bytes that shape, type and layout ask for; `None` if the shape is empty, has a zero or overflows.
+    pub fn expected_bytes(&self) -> Option<u64> {
+        let rows = u64::from(*self.shape.first()?);
+        let rows = match self.layout {
+            WeightLayout::Panel16 => rows.next_multiple_of(16),
+            WeightLayout::RowMajor | WeightLayout::PanelK64 => rows,
+        };
+        let rest = self.shape.iter().skip(1).map(|dim| u64::from(*dim));
+        let bytes = rest.chain([self.dtype.bytes()]).try_fold(rows, u64::checked_mul)?;
+        (bytes != 0).then_some(bytes)
+    }
+}
+
 /// Whether a buffer shares the arena.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -187,6 +201,14 @@ pub struct BufferDecl {
     pub offset_bytes: u64,
     /// Size for the largest entry that uses the buffer.
     pub size_bytes: u64,
+}
+
+impl BufferDecl {
+    /// Whether two buffers have a byte in common.
+    pub fn shares_bytes(&self, other: &Self) -> bool {
+        let end = |buffer: &Self| buffer.offset_bytes.saturating_add(buffer.size_bytes);
+        self.size_bytes != 0 && other.size_bytes != 0 && self.offset_bytes < end(other) && other.offset_bytes < end(self)
+    }
 }
 
 /// A kernel: a contract and, for targets with code objects, which code.
