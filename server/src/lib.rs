@@ -1,5 +1,6 @@
 //! Runs a sealed bundle: command line, OpenAI-compatible HTTP server, tokenizer and chat template at the edge.
 
+pub mod cli;
 pub mod http;
 pub mod model;
 pub mod openai;
