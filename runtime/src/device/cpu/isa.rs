@@ -45,3 +45,17 @@ impl fmt::Display for Isa {
         })
     }
 }
+
+/// The processor's own name.
+pub(crate) fn processor_name() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::__cpuid;
+        if __cpuid(0x8000_0000).eax >= 0x8000_0004 {
+            let registers = (0x8000_0002..=0x8000_0004).map(__cpuid).flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+            let bytes: Vec<u8> = registers.flat_map(u32::to_le_bytes).take_while(|byte| *byte != 0).collect();
+            return String::from_utf8_lossy(&bytes).trim().to_owned();
+        }
+    }
+    std::env::consts::ARCH.to_owned()
+}

@@ -1,0 +1,271 @@
+//! `out = act(x · Wᵀ + bias) + residual` over `Panel16` weights.
+//!
+//! ```text
+//! weight   panel p: [k/2][16][2] bf16, rows 16p … 16p+15 side by side; one vector load is 16 rows × 2 k
+//! tile     P panels × T tokens, one accumulator vector for each pair
+//! group    the panels whose results are finished together (SwiGLU needs gate and up)
+//! task     a run of groups × a block of tokens
+//! ```
+//!
+//! **Invariant:** each output is one chain of fused multiply-adds over rising `k`, whatever the tile it
+//! falls into. Tiles differ in how many chains run side by side, never in the order within one.
+//!
+//! bf16 widens to f32 by a shift, so activations stay f32. Splitting them into two bf16 for
+//! `vdpbf16ps` takes as many multiply instructions and loses seven bits.
+
+use super::simd::{LANES, Simd, bf16, prefetch};
+use super::table::Kernels;
+use crate::device::cpu::pool::{Pool, Scatter};
+
+/// Panels of one group at most.
+pub(crate) const GROUP_PANELS: usize = 4;
+/// Tokens of one tile at most.
+pub(crate) const TILE_TOKENS_MAX: usize = 12;
+/// Tokens of one task at most: their activations stay in the second-level cache while panels pass by.
+const BLOCK_TOKENS: usize = 96;
+/// Weight bytes of one task at least, so that claiming it costs little.
+const TASK_BYTES_MIN: usize = 64 << 10;
+/// Tasks a thread, so that threads end together.
+const TASKS_PER_THREAD: usize = 16;
+/// How far ahead of its use a weight is fetched, in bf16 elements. Pages of the mapping end the
+/// hardware's own prefetch streams every 4 KiB.
+const PREFETCH_AHEAD: usize = 2048;
+
+/// What is added to the output.
+#[derive(Copy, Clone, Debug)]
+pub(crate) enum Residual<'a> {
+    /// Nothing.
+    None,
+    /// What the output holds.
+    InPlace,
+    /// Another buffer.
+    Separate(&'a [f32]),
+}
+
+/// One projection. `x` is `[rows, k]`, `out` is `[rows, n]`, or `[rows, n/2]` with `swiglu`.
+pub(crate) struct LinearCall<'a> {
+    pub(crate) rows: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) swiglu: bool,
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: &'a [u16],
+    pub(crate) bias: Option<&'a [u16]>,
+    pub(crate) residual: Residual<'a>,
+    pub(crate) out: &'a mut [f32],
+}
+
+/// A [`LinearCall`] as tasks see it.
+pub(crate) struct LinearTask<'a> {
+    rows: usize,
+    n: usize,
+    k: usize,
+    out_width: usize,
+    swiglu: bool,
+    x: &'a [f32],
+    weight: &'a [u16],
+    bias: Option<&'a [u16]>,
+    residual: Residual<'a>,
+    out: Scatter<'a, f32>,
+    /// Panels of a task; a multiple of a group's.
+    panels_per_task: usize,
+    panel_tasks: usize,
+    group_panels: usize,
+}
+
+/// `out[p][t] = x[t] · panel[p]` for `P` panels and `T` tokens.
+///
+/// Arguments: panels, elements of a panel, `x`, `k`, output.
+///
+/// # Safety
+/// `P` panels, `T` rows of `x` and `P · T · 16` outputs must be there, `k` even, and the instruction set available.
+pub(crate) type Tile = unsafe fn(*const u16, *const f32, usize, *mut f32);
+
+/// Runs the projection on all threads.
+///
+/// # Panics
+/// If a slice is shorter than the shape says.
+pub(crate) fn linear(kernels: &Kernels, pool: &mut Pool, call: LinearCall<'_>) {
+    let LinearCall { rows, n, k, swiglu, x, weight, bias, residual, out } = call;
+    let panels = n.div_ceil(LANES);
+    let out_width = if swiglu { n / 2 } else { n };
+    assert!(k.is_multiple_of(2) && (!swiglu || n.is_multiple_of(2 * LANES)), "shape not supported");
+    assert!(x.len() >= rows * k && weight.len() >= panels * LANES * k && out.len() >= rows * out_width, "operand too short");
+    assert!(bias.is_none_or(|bias| bias.len() >= n), "bias too short");
+    if let Residual::Separate(residual) = residual {
+        assert!(residual.len() >= rows * out_width, "residual too short");
+    }
+    let blocks = rows.div_ceil(BLOCK_TOKENS);
+    let group_panels = kernels.group_panels(rows, swiglu);
+    let panels_per_task = panels_per_task(panels, k, blocks, pool.threads()).next_multiple_of(group_panels);
+    let panel_tasks = panels.div_ceil(panels_per_task);
+    let out = Scatter::new(out);
+    let task = LinearTask { rows, n, k, out_width, swiglu, x, weight, bias, residual, out, panels_per_task, panel_tasks, group_panels };
+    pool.run_all(blocks * panel_tasks, &|index| {
+        // SAFETY: the table was chosen for this processor; `index` names each task once, so no two
+        // tasks write the same outputs.
+        unsafe { (kernels.linear_task)(&task, index) }
+    });
+}
+
+fn panels_per_task(panels: usize, k: usize, blocks: usize, threads: usize) -> usize {
+    let smallest = (TASK_BYTES_MIN / (LANES * k * 2)).max(1);
+    let even = panels.div_ceil((threads * TASKS_PER_THREAD).div_ceil(blocks));
+    // A short projection is split evenly rather than by bytes.
+    even.max(smallest).min(panels.div_ceil(threads)).max(1)
+}
+
+/// Computes one task.
+///
+/// # Safety
+/// `V`'s instruction set must be available, and no other task with this `index` may run.
+#[inline(always)]
+pub(crate) unsafe fn run_task<V: Simd>(kernels: &Kernels, task: &LinearTask<'_>, index: usize) {
+    let first_row = index / task.panel_tasks * BLOCK_TOKENS;
+    let rows = (task.rows - first_row).min(BLOCK_TOKENS);
+    let panels = task.n.div_ceil(LANES);
+    let first = index % task.panel_tasks * task.panels_per_task;
+    let last = (first + task.panels_per_task).min(panels);
+    let mut sums = [0.0_f32; GROUP_PANELS * TILE_TOKENS_MAX * LANES];
+    for group in (first..last).step_by(task.group_panels) {
+        let group_panels = task.group_panels.min(last - group);
+        for tile in (0..rows).step_by(kernels.tile_tokens) {
+            let tokens = (rows - tile).min(kernels.tile_tokens);
+            let row = first_row + tile;
+            // SAFETY: `linear` checked that all panels and rows are there.
+            unsafe {
+                group_sums(kernels, task, group, group_panels, row, tokens, &mut sums);
+                finish::<V>(task, group, group_panels, row, tokens, &sums);
+            }
+        }
+    }
+}
+
+/// The dot products of one group and one tile of tokens, as `[panel][token][16]`.
+#[inline(always)]
+unsafe fn group_sums(
+    kernels: &Kernels,
+    task: &LinearTask<'_>,
+    group: usize,
+    group_panels: usize,
+    row: usize,
+    tokens: usize,
+    sums: &mut [f32; GROUP_PANELS * TILE_TOKENS_MAX * LANES],
+) {
+    let mut done = 0;
+    while done < group_panels {
+        let (panels, tile) = kernels.tile(group_panels - done, tokens);
+        // SAFETY: the group lies inside the weight and the rows inside `x`; `sums` holds a whole group.
+        unsafe {
+            let panel = task.weight.as_ptr().add((group + done) * LANES * task.k);
+            let x = task.x.as_ptr().add(row * task.k);
+            tile(panel, x, task.k, sums.as_mut_ptr().add(done * tokens * LANES));
+        }
+        done += panels;
+    }
+}
+
+/// The body of every [`Tile`].
+#[inline(always)]
+pub(crate) unsafe fn tile<V: Simd, const P: usize, const T: usize>(panels: *const u16, x: *const f32, k: usize, out: *mut f32) {
+    // SAFETY: `Tile`'s contract; a prefetch may point anywhere.
+    unsafe {
+        let mut sums = [[V::splat(0.0); T]; P];
+        for pair in 0..k / 2 {
+            let mut weights = [[V::splat(0.0); 2]; P];
+            for (p, weights) in weights.iter_mut().enumerate() {
+                let at = panels.add(p * LANES * k + pair * 2 * LANES);
+                if T <= 2 {
+                    prefetch(at.wrapping_add(PREFETCH_AHEAD));
+                }
+                *weights = V::load_bf16_pairs(at);
+            }
+            for half in 0..2 {
+                for t in 0..T {
+                    let x = V::splat(*x.add(t * k + pair * 2 + half));
+                    for p in 0..P {
+                        sums[p][t] = weights[p][half].fma(x, sums[p][t]);
+                    }
+                }
+            }
+        }
+        for (p, sums) in sums.iter().enumerate() {
+            for (t, sum) in sums.iter().enumerate() {
+                sum.store(out.add((p * T + t) * LANES));
+            }
+        }
+    }
+}
+
+/// Adds bias, applies the activation, adds the residual and writes the outputs of one group.
+#[inline(always)]
+unsafe fn finish<V: Simd>(task: &LinearTask<'_>, group: usize, group_panels: usize, row: usize, tokens: usize, sums: &[f32]) {
+    let width = if task.swiglu { 2 } else { 1 };
+    for part in (0..group_panels).step_by(width) {
+        let column = (group + part) / width * LANES;
+        let columns = (task.out_width - column).min(LANES);
+        for token in 0..tokens {
+            // SAFETY: the group's panels lie inside the weight; each output belongs to one task.
+            unsafe {
+                let value = if task.swiglu {
+                    let gate = biased::<V>(task, group + part, sum_of::<V>(sums, part, tokens, token));
+                    let up = biased::<V>(task, group + part + 1, sum_of::<V>(sums, part + 1, tokens, token));
+                    silu(gate).mul(up)
+                } else {
+                    biased::<V>(task, group + part, sum_of::<V>(sums, part, tokens, token))
+                };
+                let start = (row + token) * task.out_width + column;
+                write(task.residual, start, value, task.out.slice_mut(start, columns));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn sum_of<V: Simd>(sums: &[f32], panel: usize, tokens: usize, token: usize) -> V {
+    let start = (panel * tokens + token) * LANES;
+    // SAFETY: the slice has sixteen values, or indexing panics.
+    unsafe { V::load(sums[start..start + LANES].as_ptr()) }
+}
+
+#[inline(always)]
+unsafe fn biased<V: Simd>(task: &LinearTask<'_>, panel: usize, sum: V) -> V {
+    let Some(bias) = task.bias else { return sum };
+    let mut lanes = [0.0; LANES];
+    for (lane, bias) in lanes.iter_mut().zip(&bias[panel * LANES..task.n]) {
+        *lane = bf16(*bias);
+    }
+    // SAFETY: `lanes` holds sixteen values.
+    unsafe { sum.add(V::load(lanes.as_ptr())) }
+}
+
+/// `x · sigmoid(x)`.
+#[inline(always)]
+unsafe fn silu<V: Simd>(x: V) -> V {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { x.div(V::splat(1.0).add(V::splat(0.0).sub(x).exp())) }
+}
+
+#[inline(always)]
+unsafe fn write<V: Simd>(residual: Residual<'_>, start: usize, value: V, out: &mut [f32]) {
+    // SAFETY: whole vectors are read and written only where sixteen values are there.
+    unsafe {
+        if out.len() == LANES {
+            let value = match residual {
+                Residual::None => value,
+                Residual::InPlace => value.add(V::load(out.as_ptr())),
+                Residual::Separate(from) => value.add(V::load(from[start..start + LANES].as_ptr())),
+            };
+            value.store(out.as_mut_ptr());
+            return;
+        }
+        let lanes = value.lanes();
+        for (i, (out, value)) in out.iter_mut().zip(lanes).enumerate() {
+            *out = match residual {
+                Residual::None => value,
+                Residual::InPlace => value + *out,
+                Residual::Separate(from) => value + from[start + i],
+            };
+        }
+    }
+}
