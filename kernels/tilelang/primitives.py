@@ -7,7 +7,7 @@ TileLang. `T.import_source(BULK)` makes a group of primitives known to a kernel.
 import toolchain  # noqa: F401  (prepares the process; must come before tilelang)
 import tilelang.language as T
 
-BF16, F32, I32, I64 = "bfloat16", "float32", "int32", "int64"
+BF16, F32, I32, I64, U32, U64 = "bfloat16", "float32", "int32", "int64", "uint32", "uint64"
 VEC = 8
 """BF16 values in one 16-byte access."""
 WARP = 32
@@ -61,6 +61,17 @@ __device__ __forceinline__ void ox_bulk_load(void* to, const void* from, unsigne
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ox_shared(barrier)), "r"(bytes) : "memory");
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                ::"r"(ox_shared(to)), "l"(from), "r"(bytes), "r"(ox_shared(barrier)), "l"(0x12F0000000000000ull /* evict first: a weight is read once a step */) : "memory");
+}
+"""
+
+CLUSTER = r"""
+// Four floats from the shared memory of another block of the cluster.
+__device__ __forceinline__ void ox_cluster_load4(void* to, const void* from, unsigned rank) {
+  unsigned local = (unsigned)__cvta_generic_to_shared(from), remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
+  *(float4*)to = v;
 }
 """
 
