@@ -11,6 +11,7 @@ pub mod contract;
 pub mod cubin;
 pub mod digest;
 pub mod dtype;
+pub mod dump;
 pub mod error;
 pub mod ids;
 pub mod ledger;
@@ -19,6 +20,8 @@ pub mod msgpack;
 pub mod plan;
 pub mod section;
 pub mod step;
+#[cfg(feature = "unverified-plan")]
+mod unverified;
 pub mod verify;
 
 pub use container::{Bundle, BundleWriter, Contents, Mode, SealReport, Superblock};
