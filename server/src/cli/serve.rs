@@ -3,15 +3,15 @@
 use super::args::ServeArgs;
 use super::error::CliError;
 use super::golden::run_golden;
-use crate::http::ServeOptions;
-use crate::model::{LoadOptions, LoadedModel};
+use crate::http::{ServeError, ServeOptions, serve};
+use crate::model::{LoadError, LoadOptions, LoadedModel};
 use std::path::Path;
 use std::time::Duration;
 
-pub(super) fn run(serve: &ServeArgs, load: LoadOptions) -> Result<(), CliError> {
-    start_logging(serve.log_json);
-    let options = serve_options(serve)?;
-    let self_test = serve.self_test;
+pub(super) fn run(args: &ServeArgs, load: LoadOptions) -> Result<(), CliError> {
+    start_logging(args.log_json);
+    let options = serve_options(args)?;
+    let self_test = args.self_test;
     let loader = move || -> anyhow::Result<LoadedModel> {
         let model = LoadedModel::load(&load)?;
         if self_test {
@@ -20,8 +20,19 @@ pub(super) fn run(serve: &ServeArgs, load: LoadOptions) -> Result<(), CliError> 
         Ok(model)
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let _ = (runtime, options, loader);
-    Err(CliError::Serve("the HTTP server is not part of this build yet".into()))
+    runtime.block_on(serve(options, loader)).map_err(serve_error)
+}
+
+/// A loader's error keeps its own exit code.
+fn serve_error(error: ServeError) -> CliError {
+    match error {
+        ServeError::Load(error) => match error.downcast::<LoadError>() {
+            Ok(error) => CliError::Load(error),
+            Err(error) => error.downcast::<CliError>().unwrap_or_else(|error| CliError::Serve(format!("{error:#}"))),
+        },
+        ServeError::Engine(message) => CliError::Engine(message),
+        other => CliError::Serve(other.to_string()),
+    }
 }
 
 fn start_logging(json: bool) {

@@ -1,0 +1,77 @@
+//! Reads a request's body: JSON only, bounded in size and time.
+
+use super::options::ServeOptions;
+use crate::openai::error::ApiError;
+use crate::openai::fields::{Fields, parse_body};
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::http::HeaderMap;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use futures_core::Stream;
+use std::pin::Pin;
+use std::time::Duration;
+
+/// How long the rest of a body that is too large is read and thrown away, so that the client gets to
+/// read the answer instead of a reset connection.
+const DISCARD_TIME: Duration = Duration::from_secs(2);
+
+/// Reads the fields of a JSON body.
+///
+/// # Errors
+/// 415 for another content type, 413, 408, or 400 for anything but one JSON object.
+pub(crate) async fn read_fields(headers: &HeaderMap, body: Body, options: &ServeOptions) -> Result<Fields, ApiError> {
+    let bytes = read_bytes(headers, body, options).await?;
+    check_content_type(headers)?;
+    parse_body(&bytes)
+}
+
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let value = value.to_str().unwrap_or("?");
+    let essence = value.split(';').next().unwrap_or_default().trim();
+    let json = essence.eq_ignore_ascii_case("application/json") || essence.to_ascii_lowercase().ends_with("+json");
+    if json { Ok(()) } else { Err(ApiError::not_json(value)) }
+}
+
+async fn read_bytes(headers: &HeaderMap, body: Body, options: &ServeOptions) -> Result<Vec<u8>, ApiError> {
+    let limit = options.body_bytes_max;
+    let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
+    let mut chunks = body.into_data_stream();
+    let read = async {
+        let mut bytes = Vec::with_capacity(declared.min(limit as u64) as usize);
+        if declared > limit as u64 {
+            return None;
+        }
+        while let Some(chunk) = next(&mut chunks).await {
+            match chunk {
+                Ok(chunk) => bytes.extend_from_slice(&chunk),
+                Err(error) => return Some(Err(error)),
+            }
+            if bytes.len() > limit {
+                return None;
+            }
+        }
+        Some(Ok(bytes))
+    };
+    match tokio::time::timeout(options.body_timeout, read).await {
+        Err(_) => Err(ApiError::body_timeout(options.body_timeout)),
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => {
+            let _ = tokio::time::timeout(DISCARD_TIME, discard(&mut chunks, limit.saturating_mul(4))).await;
+            Err(ApiError::body_too_large(limit))
+        }
+    }
+}
+
+async fn discard(chunks: &mut BodyDataStream, mut left: usize) {
+    while let Some(Ok(chunk)) = next(chunks).await {
+        left = left.saturating_sub(chunk.len());
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+async fn next(chunks: &mut BodyDataStream) -> Option<Result<Bytes, ApiError>> {
+    let chunk = std::future::poll_fn(|context| Pin::new(&mut *chunks).poll_next(context)).await?;
+    Some(chunk.map_err(|error| ApiError::bad_json(format!("the request body broke off: {error}"))))
+}
