@@ -6,6 +6,7 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod reference;
 
 use oxide_bundle::ids::EntryId;
 use oxide_bundle::plan::Plan;

@@ -16,6 +16,8 @@ mod kernels;
 mod kv;
 mod link;
 mod pool;
+#[cfg(test)]
+mod tests;
 
 pub use isa::Isa;
 pub use link::supports;

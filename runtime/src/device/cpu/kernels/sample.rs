@@ -548,7 +548,7 @@ pub(crate) fn philox4x32(counter: u64, key: u64) -> [u32; 4] {
     philox4x32_words([counter as u32, (counter >> 32) as u32, 0, 0], [key as u32, (key >> 32) as u32])
 }
 
-fn philox4x32_words(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+pub(crate) fn philox4x32_words(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let product0 = u64::from(counter[0]) * 0xD251_1F53;
         let product1 = u64::from(counter[2]) * 0xCD9E_8D57;
