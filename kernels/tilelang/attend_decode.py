@@ -29,6 +29,8 @@ UNIT = 16
 """Tokens of a unit: the rows of one MMA. A page holds a whole number of units."""
 HEADS = 8
 """Query heads of a group, padded: the columns of one MMA."""
+FEW = 8
+"""Sequences up to which a step waits for latency, not bandwidth."""
 NEG = -1e30
 LOG2E = 1.4426950408889634
 
@@ -450,7 +452,7 @@ def attend_decode(q, kv, dim, page, t):
 # ---- artifacts -----------------------------------------------------------------------------------
 
 
-def _declare(q, kv, dim, page, variant, t, low):
+def _declare(q, kv, dim, page, variant, t, most):
     operands = {
         "x": Operand(X),
         "k_plane": Operand(K_PLANE),
@@ -471,7 +473,7 @@ def _declare(q, kv, dim, page, variant, t, low):
     op = {"attend": {"heads": heads(q, kv, dim, page), "phase": "decode"}}
     return Artifact(
         f"attend_decode_{variant}_q{q}_kv{kv}_d{dim}_p{page}", contract(op), lambda: attend_decode(q, kv, dim, page, t), operands,
-        domain(tokens=span(1, t.seqs_max), seqs=span(low, t.seqs_max)),
+        domain(tokens=span(1, most), seqs=span(1, most)),
         {"seqs": SEQS, "table_stride": Scalar(scalar("table_stride"), None)},
         workspace=scratch, rounding=("probabilities", "out"), pass_configs=THREADED)
 
@@ -481,7 +483,7 @@ def artifacts():
     found = []
     for m in MODELS:
         for page in PAGE_TOKENS:
-            found.append(_declare(m.q, m.kv, m.head_dim, page, "wide", THROUGHPUT, 1))
+            found.append(_declare(m.q, m.kv, m.head_dim, page, "wide", THROUGHPUT, SEQS_MAX))
             if m.head_dim == 128:
-                found.append(_declare(m.q, m.kv, m.head_dim, page, "few", LATENCY, 1))
+                found.append(_declare(m.q, m.kv, m.head_dim, page, "few", LATENCY, FEW))
     return found

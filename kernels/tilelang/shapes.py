@@ -14,6 +14,7 @@ class Model:
     head_dim: int
     ffn: int
     vocab: int
+    vocab_known: int
     eps: float
     qkv_bias: bool
 
@@ -29,10 +30,10 @@ class Model:
 
 
 MODELS = (
-    Model("qwen2.5-1.5b", 1536, 12, 2, 128, 8960, 151936, 1e-6, True),
-    Model("qwen2.5-0.5b", 896, 14, 2, 64, 4864, 151936, 1e-6, True),
-    Model("smollm2-135m", 576, 9, 3, 64, 1536, 49152, 1e-5, False),
-    Model("oxide-tiny", 256, 4, 2, 64, 768, 4096, 1e-6, True),
+    Model("qwen2.5-1.5b", 1536, 12, 2, 128, 8960, 151936, 151665, 1e-6, True),
+    Model("qwen2.5-0.5b", 896, 14, 2, 64, 4864, 151936, 151665, 1e-6, True),
+    Model("smollm2-135m", 576, 9, 3, 64, 1536, 49152, 49152, 1e-5, False),
+    Model("oxide-tiny", 256, 4, 2, 64, 768, 4096, 4096, 1e-6, True),
 )
 
 PAGE_TOKENS = (16,)
