@@ -4,6 +4,7 @@
 //! The codes are listed in `docs/bundle-format.md`; none is ever reused.
 
 use crate::container::SectionKind;
+use crate::cubin::CubinError;
 use crate::digest::{Digest, Seal};
 use crate::verify::PlanErrors;
 
@@ -304,6 +305,30 @@ pub enum BundleError {
         /// What is wrong.
         reason: String,
     },
+    /// A code object that is no cubin, or not the one that its manifest describes.
+    #[error("kernel artifact a{index} ({sha256}): {source}; rebuild the kernels and recompile the bundle")]
+    Cubin {
+        /// Index of the artifact.
+        index: u32,
+        /// Its hash.
+        sha256: Digest,
+        /// What is wrong.
+        source: CubinError,
+    },
+    /// A code object for another architecture.
+    #[error(
+        "kernel artifact a{index} ({sha256}) is for sm_{found}, allowed is sm_{allowed}a: rebuild the kernels and recompile the bundle"
+    )]
+    CubinArch {
+        /// Index of the artifact.
+        index: u32,
+        /// Its hash.
+        sha256: Digest,
+        /// Architecture found.
+        found: u32,
+        /// Architecture of the target.
+        allowed: u32,
+    },
     /// The plan does not verify.
     #[error(transparent)]
     Plan(#[from] PlanErrors),
@@ -385,6 +410,8 @@ impl BundleError {
             Self::MetadataRoom { .. } => ("metadata_room", 53),
             Self::WeightStream { .. } => ("weight_stream", 54),
             Self::Io(_) => ("io", 55),
+            Self::Cubin { .. } => ("cubin", 56),
+            Self::CubinArch { .. } => ("cubin_arch", 57),
             Self::Plan(errors) => errors.first().kind.identity(),
         }
     }

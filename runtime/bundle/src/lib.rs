@@ -13,6 +13,7 @@ pub mod digest;
 pub mod dtype;
 pub mod dump;
 pub mod error;
+pub mod fuzz;
 pub mod ids;
 pub mod ledger;
 pub mod manifest;

@@ -73,7 +73,10 @@ fn golden_vectors_sealed_late_give_the_bytes_of_those_sealed_early() {
 
 #[test]
 fn golden_vectors_beyond_their_room_are_refused() {
-    let mut writer = filled_writer(contents());
+    let mut crowded = contents();
+    crowded.tokenizer_json = vec![b'x'; 1_000_000];
+    let mut writer = filled_writer(crowded);
+    writer.seal().expect("few vectors fit");
     writer.set_golden(manifest(), golden(2500));
     assert_eq!(writer.seal().expect_err("there is no room").kind(), "metadata_room");
 }

@@ -4,9 +4,10 @@ use super::layout::*;
 use super::superblock::{LimitsBlock, Superblock, TargetBlock, check_magic};
 use super::table::{self, Section};
 use super::tree;
+use crate::cubin;
 use crate::digest::Digest;
 use crate::error::BundleError;
-use crate::manifest::{Golden, Manifest, Provenance, TemplateSection};
+use crate::manifest::{Golden, Manifest, Provenance, Target, TemplateSection};
 use crate::msgpack::{self, MsgpackError};
 use crate::plan::{Plan, RawPlan, WeightDecl};
 use crate::section::{ArtifactEntry, KernelIndex, TensorEntry, TensorIndex};
@@ -15,6 +16,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Architecture of the code objects that this build runs.
+const SM90: u32 = 90;
 
 /// Verified metadata. Ranges are positions in the file and lie inside the bytes that were parsed.
 pub(crate) struct Metadata {
@@ -59,8 +63,8 @@ impl Metadata {
         let raw: RawPlan = reader.decode(SectionKind::PLAN)?;
         let (artifacts, artifact_ranges) = reader.artifacts()?;
         let plan = Plan::verify(raw, &manifest)?;
-        plan.check_artifacts(artifacts.len())?;
-        reader.check_superblock(&manifest, &plan)?;
+        plan.check_artifacts(&artifacts.iter().map(|artifact| &artifact.manifest).collect::<Vec<_>>())?;
+        reader.check_superblock(&manifest, &plan, &artifacts)?;
         let tensors: TensorIndex = reader.decode(SectionKind::WIDX)?;
         check_tensors(&tensors.tensors, plan.weights())?;
         let weights = table::find(&sections, SectionKind::WDAT)?;
@@ -181,8 +185,12 @@ impl<'a> Reader<'a> {
         Ok((index.artifacts, ranges))
     }
 
-    fn check_superblock(&self, manifest: &Manifest, plan: &Plan) -> Result<(), BundleError> {
-        let target = TargetBlock::of(manifest, plan.raw(), self.superblock.target.driver_min);
+    fn check_superblock(&self, manifest: &Manifest, plan: &Plan, artifacts: &[ArtifactEntry]) -> Result<(), BundleError> {
+        if manifest.target == Target::Cpu {
+            agree(SectionKind::KERN, "number of code objects of target cpu", &0, &artifacts.len())?;
+        }
+        let driver_min = artifacts.iter().map(|artifact| artifact.manifest.driver_min).max().unwrap_or(0);
+        let target = TargetBlock::of(manifest, plan.raw(), driver_min);
         agree(SectionKind::MANI, "target block", &self.superblock.target, &target)?;
         agree(SectionKind::PLAN, "limits block", &self.superblock.limits, &LimitsBlock::of(manifest, plan.raw()))?;
         let weight_bytes = table::find(self.sections, SectionKind::WDAT)?.length;
@@ -218,10 +226,21 @@ fn check_artifact(bytes: &[u8], index: u32, artifact: &ArtifactEntry, before_end
     if slice(bytes, before_end, artifact.offset_bytes).unwrap_or_default().iter().any(|byte| *byte != 0) {
         return Err(bad("the gap before it is not zero".to_owned()));
     }
-    match Digest::of(&[code]) {
-        found if found == artifact.sha256 => crate::cubin::check(&artifact.manifest, code).map(|()| end).map_err(|error| bad(error.to_string())),
-        found => Err(bad(format!("its SHA-256 is {found}"))),
+    let found = Digest::of(&[code]);
+    if found != artifact.sha256 {
+        return Err(bad(format!("its SHA-256 is {found}")));
     }
+    check_cubin(index, artifact, code).map(|()| end)
+}
+
+fn check_cubin(index: u32, artifact: &ArtifactEntry, code: &[u8]) -> Result<(), BundleError> {
+    let sha256 = artifact.sha256;
+    let refused = |source| BundleError::Cubin { index, sha256, source };
+    let sm = cubin::inspect(code).map_err(refused)?.sm;
+    if sm != SM90 {
+        return Err(BundleError::CubinArch { index, sha256, found: sm, allowed: SM90 });
+    }
+    cubin::check(&artifact.manifest, code).map_err(refused)
 }
 
 fn check_leaves(section: &Section, recorded: &[Digest], bytes: &[u8]) -> Result<(), BundleError> {

@@ -74,7 +74,7 @@ impl<F: Read + Write + Seek> BundleWriter<F> {
     /// If the plan does not verify, a section is too large, or writing fails.
     pub fn new(mut file: F, contents: Contents) -> Result<Self, BundleError> {
         let plan = Plan::verify(contents.plan.clone(), &contents.manifest)?;
-        plan.check_artifacts(contents.artifacts.len())?;
+        plan.check_artifacts(&contents.artifacts.iter().map(|artifact| &artifact.manifest).collect::<Vec<_>>())?;
         let weights = WeightStream::new(plan.weights().len());
         let encoded = encode_sections(&contents, &weights.roots)?;
         let base = place(&encoded, ledger::weight_bytes(&contents.plan), GOLDEN_RESERVE_BYTES)?.base;

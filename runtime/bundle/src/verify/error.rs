@@ -124,6 +124,16 @@ pub enum PlanErrorKind {
 }
 
 impl PlanErrorKind {
+    /// Stable name of the kind.
+    pub fn name(self) -> &'static str {
+        self.identity().0
+    }
+
+    /// Exit code of a process that fails with this error first.
+    pub fn exit_code(self) -> u8 {
+        self.identity().1
+    }
+
     /// Stable name and exit code.
     pub(crate) fn identity(self) -> (&'static str, u8) {
         match self {

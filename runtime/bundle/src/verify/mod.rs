@@ -12,9 +12,10 @@ mod tables;
 
 pub use error::{Place, PlanError, PlanErrorKind, PlanErrors};
 
+use crate::artifact::ArtifactManifest;
 use crate::ids::KernelId;
 use crate::manifest::Manifest;
-use crate::plan::{BatchClass, Bindings, Plan, RawPlan};
+use crate::plan::{BatchClass, Bindings, KernelCode, Plan, RawPlan};
 
 impl Plan {
     /// Verifies a decoded plan against its manifest.
@@ -35,17 +36,34 @@ impl Plan {
         }
     }
 
-    /// Checks that every kernel's code object is among the `artifact_count` sealed ones.
+    /// Checks that every kernel's code object is sealed and is made for the kernel's contract.
     ///
     /// # Errors
-    /// All that are missing.
-    pub fn check_artifacts(&self, artifact_count: usize) -> Result<(), PlanErrors> {
-        let missing = (0..).zip(&self.raw.kernels).filter_map(|(index, kernel)| {
-            let code = kernel.code.as_ref().filter(|code| code.artifact.index() >= artifact_count)?;
-            let message = format!("kernel {} names code object {}, the bundle has {artifact_count}", kernel.contract, code.artifact);
-            Some(PlanError { place: Place::Row(KernelId(index).to_string()), kind: PlanErrorKind::MissingArtifact, message })
-        });
-        PlanErrors::from_list(missing.collect()).map_or(Ok(()), Err)
+    /// All that are missing or of another contract.
+    pub fn check_artifacts(&self, manifests: &[&ArtifactManifest]) -> Result<(), PlanErrors> {
+        let mut report = Report::default();
+        for (index, kernel) in (0..).zip(&self.raw.kernels) {
+            let Some(KernelCode { artifact, symbol }) = &kernel.code else { continue };
+            let place = || Place::Row(KernelId(index).to_string());
+            match manifests.get(artifact.index()) {
+                None => {
+                    let message = format!("{} names code object {artifact}, the bundle has {}", kernel.contract, manifests.len());
+                    report.add(place(), PlanErrorKind::MissingArtifact, message);
+                }
+                Some(manifest) => report.require(
+                    manifest.contract == kernel.contract && manifest.symbol == *symbol,
+                    place,
+                    PlanErrorKind::BadKernel,
+                    || {
+                        format!(
+                            "{} runs {symbol}, code object {artifact} has {} for {}",
+                            kernel.contract, manifest.symbol, manifest.contract
+                        )
+                    },
+                ),
+            }
+        }
+        PlanErrors::from_list(report.errors).map_or(Ok(()), Err)
     }
 }
 
