@@ -93,6 +93,9 @@ pub(super) struct ServeArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8080)]
     pub(super) port: u16,
+    /// File that gets the port number once requests are taken
+    #[arg(long, value_name = "FILE")]
+    pub(super) port_file: Option<PathBuf>,
     /// Name that the model answers to [default: the bundle's]
     #[arg(long, value_name = "NAME")]
     pub(super) model_name: Option<String>,

@@ -49,6 +49,7 @@ fn serve_options(args: &ServeArgs) -> Result<ServeOptions, CliError> {
     let mut options = ServeOptions {
         host: args.host,
         port: args.port,
+        port_file: args.port_file.clone(),
         model_name: args.model_name.clone(),
         api_keys,
         requests_per_key_max: args.requests_per_key,

@@ -1,6 +1,7 @@
 //! Everything that `serve` can be told. The command line fills it; nothing here reads the environment.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Options of the HTTP server. [`ServeOptions::default`] is what `serve` does without flags.
@@ -10,6 +11,8 @@ pub struct ServeOptions {
     pub host: IpAddr,
     /// Port to bind; 0 takes a free one, which the log names (`--port`).
     pub port: u16,
+    /// File that gets the port number, as text, once requests are taken (`--port-file`).
+    pub port_file: Option<PathBuf>,
     /// Name that `/v1/models` shows and requests use; `None` is the bundle's (`--model-name`).
     pub model_name: Option<String>,
     /// Accepted keys; empty means no authentication (`--api-key`, repeatable, and the lines of `--api-key-file`).
@@ -57,6 +60,7 @@ impl Default for ServeOptions {
         Self {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 8080,
+            port_file: None,
             model_name: None,
             api_keys: Vec::new(),
             requests_per_key_max: None,

@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use oxide_runtime::engine::EngineHealth;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -48,6 +49,14 @@ pub enum ServeError {
     /// The system takes no signal handler.
     #[error("cannot listen for signals: {0}")]
     Signals(std::io::Error),
+    /// The port file cannot be written.
+    #[error("cannot write the port file {}: {source}", path.display())]
+    PortFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
     /// The model did not load.
     #[error("{0:#}")]
     Load(anyhow::Error),
@@ -130,7 +139,7 @@ impl Server {
         L: FnOnce() -> anyhow::Result<M> + Send + 'static,
         M: Into<ServedModel> + Send + 'static,
     {
-        let Self { listener, state, .. } = self;
+        let Self { listener, address, state } = self;
         let front = Front::open(listener, Arc::clone(&state));
         let loaded = tokio::select! {
             loaded = load(loader) => loaded,
@@ -140,6 +149,7 @@ impl Server {
         tracing::info!(model = model.manifest.name, device = model.device, seal = model.seal, "ready");
         let engine = model.engine.clone();
         state.install(model);
+        write_port(&state, address)?;
         let ended = tokio::select! {
             message = engine_failure(&engine) => fail(&state, message).await,
             () = stopped(&mut stops) => drain(&state, &engine, &mut stops).await,
@@ -161,6 +171,15 @@ where
         let _ = sender.send(loader().map(Into::into));
     })?;
     receiver.await.unwrap_or_else(|_| Err(anyhow::anyhow!("the loader panicked; see the message above")))
+}
+
+/// Tells whoever waits for it where the server answers. Written whole or not at all.
+fn write_port(state: &State, address: SocketAddr) -> Result<(), ServeError> {
+    let Some(path) = &state.options.port_file else { return Ok(()) };
+    let failed = |source| ServeError::PortFile { path: path.clone(), source };
+    let partial = path.with_extension("partial");
+    std::fs::write(&partial, format!("{}\n", address.port())).map_err(failed)?;
+    std::fs::rename(&partial, path).map_err(failed)
 }
 
 /// A stop; never if nobody can send one any more.
