@@ -580,6 +580,7 @@ def sample(vocab, known):
                     for turn in T.serial(2):
                         # turn 0: alternatives by raw logit; turn 1: penalties, then the draw
                         if turn == 1 and state[5] != -1 and words[TARGET] == -1 and state[4] != 0:
+                            T.sync_threads()
                             add_penalties(logits, history_ids, history_counts, history_starts[row], history_starts[row + 1], words, row, thread)
                             find_peak(logits, mask, row, state[0], 0, 0, vectors, thread, data, peak)
                             merge_block(peak, other, warp_peak, thread)
