@@ -79,6 +79,10 @@ fn environment() -> Result<Environment<'static>, TemplateError> {
     environment.add_test("iterable", |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Undefined) || value.try_iter().is_ok() && !value.is_none()
     });
+    // In Python whatever has a length and takes an index is a sequence, strings and dicts included.
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::String | ValueKind::Undefined | ValueKind::Seq | ValueKind::Map)
+    });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(python::invalid("raise_exception").with_source(Raised(message)))
     });

@@ -12,11 +12,11 @@
 //! whatever still spells a control token in `shaded` was written by the template. A message can
 //! therefore forge nothing, neither whole nor in pieces that the template joins.
 //!
-//! Templates of reasoning models look for markup such as `</think>` *in* messages. Then the two differ,
-//! and the markup that the template mentions and that is not marked special is left as it is in those
-//! strings that need it (`Sparing`); there, and only there, a message may write it. If the prompt still differs, the
-//! template is shown the shaded text and `shaded`, undone, is the prompt: safe, though not what an
-//! unprotected rendering would give.
+//! Templates also look for markup such as `</think>` *in* messages. Markup that the template mentions and that is not
+//! marked special is therefore left as it is (`Sparing`) in assistant turns, which the model wrote, and, if the two
+//! renderings differ, in those other strings that make the difference; there, and only there, a message may write it.
+//! If they still differ, the template is shown the shaded text, and `shaded`, undone, is the prompt: safe, though not what
+//! an unprotected rendering would give.
 //!
 //! Roles and `type` fields are closed sets that a template compares and prints (`<|role|>`); their letters stay.
 
@@ -51,7 +51,8 @@ pub(super) fn render(
     spared: &ControlTokens,
 ) -> Result<Rendered, TemplateError> {
     let plain = engine.render(conversation)?;
-    let shades = Shades::new(engine.source(), conversation, control, spared)?;
+    let mut shades = Shades::new(engine.source(), conversation, control, spared)?;
+    shades.learn_escapes(&plain);
     if shades.touched.is_empty() {
         return Ok(split(&plain, control, &shades));
     }
@@ -76,6 +77,8 @@ struct Shades<'a> {
     /// Private-use character by original.
     forward: BTreeMap<char, char>,
     backward: BTreeMap<char, char>,
+    /// The shades as `tojson(ensure_ascii=True)` writes them, with their originals.
+    escapes: Vec<(String, char)>,
     /// Characters shaded in every string.
     markup: BTreeSet<char>,
     /// Insides of control tokens made of letters only: a string that is exactly one is shaded whole.
@@ -96,8 +99,8 @@ impl<'a> Shades<'a> {
     ) -> Result<Self, TemplateError> {
         let markup = markup_characters(control);
         let insides: BTreeSet<&str> = control.iter().filter_map(|t| inside(&t.content)).collect();
-        let mut shades =
-            Self { forward: BTreeMap::new(), backward: BTreeMap::new(), markup, insides, spared, touched: vec![], candidates: vec![] };
+        let (forward, backward) = (BTreeMap::new(), BTreeMap::new());
+        let mut shades = Self { forward, backward, escapes: vec![], markup, insides, spared, touched: vec![], candidates: vec![] };
         let mut taken: BTreeSet<char> = source.chars().filter(is_private).collect();
         let mut wanted = BTreeSet::new();
         let mut index = 0;
@@ -106,7 +109,7 @@ impl<'a> Shades<'a> {
             if shades.is_touched(text, kind) {
                 shades.touched.push(index);
                 wanted.extend(text.chars());
-                if !shades.spared.find(text).is_empty() {
+                if kind != Kind::Model && !shades.spared.find(text).is_empty() {
                     shades.candidates.push(index);
                 }
             }
@@ -137,6 +140,13 @@ impl<'a> Shades<'a> {
         Ok(())
     }
 
+    /// Escapes that the conversation spells itself are left alone.
+    fn learn_escapes(&mut self, plain: &str) {
+        let escape = |shade: char| -> String { shade.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect() };
+        let escapes = self.backward.iter().map(|(&shade, &original)| (escape(shade), original));
+        self.escapes = escapes.filter(|(escape, _)| !plain.contains(escape.as_str())).collect();
+    }
+
     /// Candidates that are not rendered faithfully when fully shaded: the template reads their markup.
     fn readers(&self, is_faithful: &dyn Fn(usize) -> bool) -> BTreeSet<usize> {
         match self.candidates.len() <= CANDIDATES_MAX {
@@ -160,8 +170,8 @@ impl<'a> Shades<'a> {
         match mode {
             Mode::Off => text.to_owned(),
             Mode::Full | Mode::Sparing if self.is_whole_inside(text, kind) => text.chars().map(shade).collect(),
-            Mode::Full => shade_markup(text),
-            Mode::Sparing => {
+            Mode::Full if kind != Kind::Model => shade_markup(text),
+            Mode::Full | Mode::Sparing => {
                 let mut out = String::new();
                 let mut from = 0;
                 for found in self.spared.find(text) {
@@ -175,7 +185,13 @@ impl<'a> Shades<'a> {
     }
 
     fn undo(&self, text: &str) -> String {
-        text.chars().map(|c| *self.backward.get(&c).unwrap_or(&c)).collect()
+        let mut text: String = text.chars().map(|c| *self.backward.get(&c).unwrap_or(&c)).collect();
+        if text.contains("\\udb") {
+            for (escape, original) in &self.escapes {
+                text = text.replace(escape, original.encode_utf8(&mut [0; 4]));
+            }
+        }
+        text
     }
 }
 
@@ -219,9 +235,13 @@ fn inside(token: &str) -> Option<&str> {
 enum Kind {
     /// A role, a `type`, or the name of a field that templates know.
     Closed,
+    /// What the model wrote in an earlier turn.
+    Model,
     /// Anything that a user may choose.
     Free,
 }
+
+type Rewrite<'a> = dyn FnMut(&str, Kind) -> String + 'a;
 
 /// Calls `see` for every string of the conversation, keys included, in the order of [`transform`].
 fn visit(conversation: &Conversation, see: &mut dyn FnMut(&str, Kind)) {
@@ -232,11 +252,12 @@ fn visit(conversation: &Conversation, see: &mut dyn FnMut(&str, Kind)) {
 }
 
 /// Rewrites every string of the conversation.
-fn transform(conversation: &Conversation, rewrite: &mut dyn FnMut(&str, Kind) -> String) -> Conversation {
+fn transform(conversation: &Conversation, rewrite: &mut Rewrite<'_>) -> Conversation {
     let variables = conversation.variables.iter().map(|(name, value)| (name.clone(), transform_value(value, Kind::Free, 0, rewrite)));
     let variables: Map<String, Value> = variables.collect();
+    let messages = conversation.messages.as_array().into_iter().flatten();
     Conversation {
-        messages: transform_value(&conversation.messages, Kind::Free, 0, rewrite),
+        messages: messages.map(|message| transform_message(message, rewrite)).collect(),
         tools: transform_value(&conversation.tools, Kind::Free, 0, rewrite),
         documents: transform_value(&conversation.documents, Kind::Free, 0, rewrite),
         variables,
@@ -244,14 +265,28 @@ fn transform(conversation: &Conversation, rewrite: &mut dyn FnMut(&str, Kind) ->
     }
 }
 
-fn transform_value(value: &Value, kind: Kind, depth: usize, rewrite: &mut dyn FnMut(&str, Kind) -> String) -> Value {
+fn transform_message(message: &Value, rewrite: &mut Rewrite<'_>) -> Value {
+    let Value::Object(fields) = message else { return transform_value(message, Kind::Free, 1, rewrite) };
+    let by_model = fields.get("role").is_some_and(|role| role == "assistant");
+    let fields = fields.iter().map(|(key, value)| {
+        let kind = match key.as_str() {
+            "role" | "type" => Kind::Closed,
+            "content" | "reasoning_content" if by_model => Kind::Model,
+            _ => Kind::Free,
+        };
+        (rewrite(key, Kind::Closed), transform_value(value, kind, 2, rewrite))
+    });
+    Value::Object(fields.collect())
+}
+
+fn transform_value(value: &Value, kind: Kind, depth: usize, rewrite: &mut Rewrite<'_>) -> Value {
     match value {
         Value::String(text) => Value::String(rewrite(text, kind)),
         Value::Array(items) => items.iter().map(|item| transform_value(item, kind, depth + 1, rewrite)).collect(),
         Value::Object(map) => {
             let entries = map.iter().map(|(key, value)| {
-                let inner = if matches!(key.as_str(), "role" | "type") { Kind::Closed } else { Kind::Free };
-                // Fields of a message or a tool are the template's words; deeper keys are the user's.
+                let inner = if matches!(key.as_str(), "role" | "type") { Kind::Closed } else { kind };
+                // Fields of a tool are the template's words; deeper keys are the user's.
                 let key_kind = if depth <= 1 { Kind::Closed } else { Kind::Free };
                 (rewrite(key, key_kind), transform_value(value, inner, depth + 1, rewrite))
             });

@@ -113,6 +113,7 @@ fn break_line(out: &mut String, style: &Style, depth: usize) {
 
 fn scalar(value: &Value) -> String {
     match value.kind() {
+        ValueKind::Bool => if value.is_true() { "true" } else { "false" }.into(),
         ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
             Ok(number) if number.is_nan() => "NaN".into(),
             Ok(number) if number.is_infinite() => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
