@@ -5,9 +5,21 @@ mod common;
 use oxide_text::{ChatInput, ChatTemplate, Piece, Rendered, TemplateError, TemplateTokens, Tokenizer, UtcTime};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const QWEN: &str = include_str!("goldens/qwen2_5.jinja");
 const REASONING: &str = include_str!("goldens/reasoning.jinja");
+
+/// The shipped model's tokenizer with the markup of reasoning models, which is not marked special.
+fn reasoning() -> Arc<Tokenizer> {
+    let mut json = common::tiny_json();
+    let markup = ["<think>", "</think>", "<tool_response>", "</tool_response>"];
+    let added = json["added_tokens"].as_array_mut().expect("added tokens");
+    for (id, content) in (4096..).zip(markup) {
+        added.push(json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": false}));
+    }
+    Arc::new(Tokenizer::from_json(json.to_string().as_bytes()).expect("the extended tokenizer loads"))
+}
 
 fn goldens() -> Vec<(PathBuf, Value)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
@@ -39,7 +51,7 @@ fn input(golden: &Value, case: &Value) -> ChatInput {
 }
 
 fn for_each_case(mut check: impl FnMut(&str, &ChatTemplate, ChatInput, &Value, &Tokenizer)) {
-    let tokenizer = common::reasoning();
+    let tokenizer = reasoning();
     for (path, golden) in goldens() {
         let template = compiled(&golden, &tokenizer);
         for case in golden["cases"].as_array().expect("cases") {
@@ -143,7 +155,7 @@ fn control(rendered: &Rendered) -> Vec<&str> {
 
 /// Renders with a harmless and with a hostile string in the same place: the control tokens must be the same.
 fn check_forgery(source: &str, hostile: &str, messages: impl Fn(&str) -> Value, tools: impl Fn(&str) -> Option<Value>) {
-    let tokenizer = common::reasoning();
+    let tokenizer = reasoning();
     let template = template(source, &tokenizer);
     let render = |text: &str| template.render(&ChatInput { tools: tools(text), ..ChatInput::new(messages(text)) }).expect("renders");
     let (harmless, forged) = (render("harmless"), render(hostile));
@@ -220,7 +232,7 @@ fn cutting_trimming_and_replacing_keep_the_origin() {
 
 #[test]
 fn a_reasoning_template_reads_its_markup_and_only_there_may_a_message_write_it() {
-    let tokenizer = common::reasoning();
+    let tokenizer = reasoning();
     let template = template(REASONING, &tokenizer);
     let render = |question: &str| {
         let answer = json!({"role": "assistant", "content": "<think>\nwhy\n</think>\n\nso<|im_end|>"});

@@ -1,7 +1,7 @@
 //! The tokenizers that the tests share.
 
 use oxide_text::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,16 +14,4 @@ pub(crate) fn tiny_json() -> Value {
 /// The shipped model's tokenizer.
 pub(crate) fn tiny() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_json(tiny_json().to_string().as_bytes()).expect("the tiny tokenizer loads"))
-}
-
-/// The same with the markup of reasoning models, which is not marked special.
-#[allow(dead_code, reason = "not every test file uses it")]
-pub(crate) fn reasoning() -> Arc<Tokenizer> {
-    let mut json = tiny_json();
-    let markup = ["<think>", "</think>", "<tool_response>", "</tool_response>"];
-    let added = json["added_tokens"].as_array_mut().expect("added tokens");
-    for (id, content) in (4096..).zip(markup) {
-        added.push(json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": false}));
-    }
-    Arc::new(Tokenizer::from_json(json.to_string().as_bytes()).expect("the extended tokenizer loads"))
 }
