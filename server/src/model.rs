@@ -7,6 +7,7 @@
 use oxide_bundle::manifest::{Manifest, Target, TemplateSection};
 use oxide_bundle::{Bundle, Mode, Seal};
 use oxide_runtime::device::cpu::{CpuDevice, CpuOptions, Isa};
+use oxide_runtime::device::cuda::{AdmitError, CudaDevice, CudaOptions};
 use oxide_runtime::device::{Device, DeviceError, DeviceInfo};
 use oxide_runtime::engine::{Engine, EngineHandle, EngineLimits, EngineOptions};
 use oxide_runtime::mapping::Access;
@@ -68,14 +69,9 @@ pub enum LoadError {
     /// The device refuses the plan.
     #[error("cannot link the plan: {0}")]
     Device(#[from] DeviceError),
-    /// This build has no device for the bundle's target.
-    #[error("the bundle was compiled for `{target}`, which this oxide-run cannot execute: {hint}")]
-    Target {
-        /// Target of the bundle.
-        target: Target,
-        /// What to do.
-        hint: &'static str,
-    },
+    /// The GPU does not admit the bundle.
+    #[error("the GPU does not admit the bundle: {0}")]
+    Admit(#[from] AdmitError),
     /// The instruction set asked for is absent.
     #[error("this processor has no {asked} (it has {available}): choose another --isa, or leave it out")]
     Isa {
@@ -208,10 +204,11 @@ fn verify_and_link(bundle: &Bundle, weights: &Weights, options: &LoadOptions) ->
             let cpu = CpuOptions { threads: options.threads, isa: options.isa, kv_pages };
             Ok(Box::new(CpuDevice::link(Arc::clone(bundle.plan()), Arc::new(weights.clone()), cpu)?))
         }
-        Target::Sm90 => Err(LoadError::Target {
-            target: Target::Sm90,
-            hint: "compile the model again with `--target cpu`, or use a build with the cuda device",
-        }),
+        Target::Sm90 => {
+            let kv_pages = options.kv_bytes.map(|_| kv_pages(manifest, options.kv_bytes)).transpose()?;
+            let cuda = CudaOptions { kv_pages, ..CudaOptions::default() };
+            Ok(Box::new(CudaDevice::link(bundle, weights, cuda)?))
+        }
     }
 }
 

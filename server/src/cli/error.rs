@@ -114,6 +114,6 @@ fn load_code(error: &LoadError) -> u8 {
     match error {
         LoadError::Open(error) => error.exit_code(),
         LoadError::Tokenizer(_) | LoadError::Template(_) => exit::TEXT,
-        LoadError::Device(_) | LoadError::Target { .. } | LoadError::Isa { .. } | LoadError::KvMemory { .. } => exit::DEVICE,
+        LoadError::Device(_) | LoadError::Admit(_) | LoadError::Isa { .. } | LoadError::KvMemory { .. } => exit::DEVICE,
     }
 }

@@ -44,7 +44,7 @@ pub enum CudaError {
 }
 
 /// Driver functions that are called; looked up first.
-const SYMBOLS: [&str; 46] = [
+const SYMBOLS: [&str; 45] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -56,7 +56,6 @@ const SYMBOLS: [&str; 46] = [
     "cuDriverGetVersion",
     "cuEventCreate",
     "cuEventDestroy_v2",
-    "cuEventElapsedTime_v2",
     "cuEventRecord",
     "cuEventSynchronize",
     "cuFuncGetAttribute",
@@ -103,7 +102,8 @@ fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
     let (name, text) = unsafe {
         let _ = sys::cuGetErrorName(result, &mut name);
         let _ = sys::cuGetErrorString(result, &mut text);
-        let read = |p: *const std::ffi::c_char| if p.is_null() { "unknown".to_owned() } else { CStr::from_ptr(p).to_string_lossy().into_owned() };
+        let read =
+            |p: *const std::ffi::c_char| if p.is_null() { "unknown".to_owned() } else { CStr::from_ptr(p).to_string_lossy().into_owned() };
         (read(name), read(text))
     };
     Err(CudaError::Call { call, name, code: result as u32, text })
@@ -138,7 +138,7 @@ pub struct DeviceProperties {
 
 /// The primary context of a device, current on the thread that opened it.
 #[derive(Debug)]
-pub struct Context {
+pub(super) struct Context {
     device: sys::CUdevice,
     raw: sys::CUcontext,
     properties: DeviceProperties,
@@ -152,7 +152,7 @@ impl Context {
     ///
     /// # Errors
     /// No driver, an old driver, no such device.
-    pub fn open(ordinal: u32) -> Result<Self, CudaError> {
+    pub(super) fn open(ordinal: u32) -> Result<Self, CudaError> {
         load_driver()?;
         cu!(cuInit(0))?;
         let mut count = 0;
@@ -174,12 +174,12 @@ impl Context {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn make_current(&self) -> Result<(), CudaError> {
+    pub(super) fn make_current(&self) -> Result<(), CudaError> {
         cu!(cuCtxSetCurrent(self.raw))
     }
 
     /// What the device is.
-    pub fn properties(&self) -> &DeviceProperties {
+    pub(super) fn properties(&self) -> &DeviceProperties {
         &self.properties
     }
 
@@ -187,7 +187,7 @@ impl Context {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn memory(&self) -> Result<(u64, u64), CudaError> {
+    pub(super) fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (mut free, mut total) = (0, 0);
         cu!(cuMemGetInfo_v2(&mut free, &mut total))?;
         Ok((free as u64, total as u64))
@@ -242,18 +242,18 @@ fn properties(device: sys::CUdevice) -> Result<DeviceProperties, CudaError> {
 
 /// An address on the device.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DevicePtr(pub u64);
+pub(super) struct DevicePtr(pub(super) u64);
 
 impl DevicePtr {
     /// The address `bytes` further on.
-    pub fn offset(self, bytes: u64) -> Self {
+    pub(super) fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 }
 
 /// Owned device memory.
 #[derive(Debug)]
-pub struct DeviceMemory {
+pub(super) struct DeviceMemory {
     ptr: DevicePtr,
     bytes: u64,
 }
@@ -263,19 +263,19 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// Out of memory, or a driver failure.
-    pub fn alloc(bytes: u64) -> Result<Self, CudaError> {
+    pub(super) fn alloc(bytes: u64) -> Result<Self, CudaError> {
         let mut ptr = 0;
         cu!(cuMemAlloc_v2(&mut ptr, bytes.max(1) as usize))?;
         Ok(Self { ptr: DevicePtr(ptr), bytes })
     }
 
     /// Its address.
-    pub fn ptr(&self) -> DevicePtr {
+    pub(super) fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
     /// Its size.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -288,7 +288,7 @@ impl Drop for DeviceMemory {
 
 /// Owned page-locked host memory: the only memory that transfers start from and end in.
 #[derive(Debug)]
-pub struct PinnedMemory {
+pub(super) struct PinnedMemory {
     ptr: *mut u8,
     bytes: usize,
 }
@@ -301,7 +301,7 @@ impl PinnedMemory {
     ///
     /// # Errors
     /// Out of memory, or a driver failure.
-    pub fn alloc(bytes: usize) -> Result<Self, CudaError> {
+    pub(super) fn alloc(bytes: usize) -> Result<Self, CudaError> {
         let mut ptr: *mut c_void = null_mut();
         cu!(cuMemHostAlloc(&mut ptr, bytes.max(1), 0))?;
         let ptr = ptr.cast::<u8>();
@@ -311,13 +311,13 @@ impl PinnedMemory {
     }
 
     /// The bytes. A transfer that reads or writes them must have completed (the owner waits on its event).
-    pub fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: `ptr` is valid for `bytes` initialised bytes as long as `self` lives.
         unsafe { std::slice::from_raw_parts(self.ptr, self.bytes) }
     }
 
     /// The bytes, writable; see [`Self::bytes`].
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` is exclusive on the host.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.bytes) }
     }
@@ -331,20 +331,19 @@ impl Drop for PinnedMemory {
 
 /// A point in a stream.
 #[derive(Debug)]
-pub struct Event(sys::CUevent);
+pub(super) struct Event(sys::CUevent);
 
 // SAFETY: events are driver handles without thread affinity.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Makes an event; `timed` events can be subtracted.
+    /// Makes an event.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn new(timed: bool) -> Result<Self, CudaError> {
+    pub(super) fn new() -> Result<Self, CudaError> {
         let mut raw = null_mut();
-        let flags = if timed { 0 } else { sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32 };
-        cu!(cuEventCreate(&mut raw, flags))?;
+        cu!(cuEventCreate(&mut raw, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32))?;
         Ok(Self(raw))
     }
 
@@ -352,18 +351,8 @@ impl Event {
     ///
     /// # Errors
     /// If work before it failed.
-    pub fn wait(&self) -> Result<(), CudaError> {
+    pub(super) fn wait(&self) -> Result<(), CudaError> {
         cu!(cuEventSynchronize(self.0))
-    }
-
-    /// Milliseconds from `start` to `self`.
-    ///
-    /// # Errors
-    /// If either is not timed or has not passed.
-    pub fn millis_since(&self, start: &Self) -> Result<f32, CudaError> {
-        let mut millis = 0.0;
-        cu!(cuEventElapsedTime_v2(&mut millis, start.0, self.0))?;
-        Ok(millis)
     }
 }
 
@@ -375,7 +364,7 @@ impl Drop for Event {
 
 /// A code object on the device.
 #[derive(Debug)]
-pub struct Module(sys::CUmodule);
+pub(super) struct Module(sys::CUmodule);
 
 // SAFETY: modules belong to the context, not to a thread.
 unsafe impl Send for Module {}
@@ -385,7 +374,7 @@ impl Module {
     ///
     /// # Errors
     /// If the driver refuses the image.
-    pub fn load(cubin: &[u8]) -> Result<Self, CudaError> {
+    pub(super) fn load(cubin: &[u8]) -> Result<Self, CudaError> {
         let mut raw = null_mut();
         cu!(cuModuleLoadData(&mut raw, cubin.as_ptr().cast()))?;
         Ok(Self(raw))
@@ -395,7 +384,7 @@ impl Module {
     ///
     /// # Errors
     /// If there is no such symbol.
-    pub fn function(&self, symbol: &str) -> Result<Function, CudaError> {
+    pub(super) fn function(&self, symbol: &str) -> Result<Function, CudaError> {
         let symbol = CString::new(symbol).unwrap_or_default();
         let mut raw = null_mut();
         cu!(cuModuleGetFunction(&mut raw, self.0, symbol.as_ptr()))?;
@@ -411,7 +400,7 @@ impl Drop for Module {
 
 /// A kernel of a loaded [`Module`], which must outlive it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Function(sys::CUfunction);
+pub(super) struct Function(sys::CUfunction);
 
 // SAFETY: functions belong to their module, not to a thread.
 unsafe impl Send for Function {}
@@ -421,7 +410,7 @@ impl Function {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn registers(self) -> Result<i32, CudaError> {
+    pub(super) fn registers(self) -> Result<i32, CudaError> {
         let mut value = 0;
         cu!(cuFuncGetAttribute(&mut value, sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NUM_REGS, self.0))?;
         Ok(value)
@@ -431,7 +420,7 @@ impl Function {
     ///
     /// # Errors
     /// Never: the list ends where the driver refuses.
-    pub fn params(self) -> Vec<(usize, usize)> {
+    pub(super) fn params(self) -> Vec<(usize, usize)> {
         let mut found = Vec::new();
         loop {
             let (mut offset, mut size) = (0, 0);
@@ -446,7 +435,7 @@ impl Function {
     ///
     /// # Errors
     /// If the device has less.
-    pub fn allow_shared(self, bytes: u32) -> Result<(), CudaError> {
+    pub(super) fn allow_shared(self, bytes: u32) -> Result<(), CudaError> {
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         cu!(cuFuncSetAttribute(self.0, which, bytes as i32))
     }
@@ -455,11 +444,11 @@ impl Function {
 /// A tensor map, as kernels take it by value.
 #[derive(Copy, Clone)]
 #[repr(transparent)]
-pub struct TensorMapValue(sys::CUtensorMap);
+pub(super) struct TensorMapValue(sys::CUtensorMap);
 
 /// Geometry of a tensor map; enumerations as the driver numbers them.
 #[derive(Clone, Debug)]
-pub struct TensorMapGeometry<'a> {
+pub(super) struct TensorMapGeometry<'a> {
     /// Element type.
     pub dtype: u32,
     /// Dimensions, innermost first.
@@ -485,7 +474,7 @@ impl TensorMapValue {
     ///
     /// # Errors
     /// If the geometry is not encodable.
-    pub fn encode(base: DevicePtr, geometry: &TensorMapGeometry<'_>) -> Result<Self, CudaError> {
+    pub(super) fn encode(base: DevicePtr, geometry: &TensorMapGeometry<'_>) -> Result<Self, CudaError> {
         let refuse = |text: &str| CudaError::Call { call: "cuTensorMapEncodeTiled", name: "geometry".into(), code: 1, text: text.into() };
         let rank = geometry.dims.len();
         let lists_agree =
@@ -533,12 +522,7 @@ fn tensor_dtype(code: u32) -> Option<sys::CUtensorMapDataType> {
 
 fn swizzle(code: u32) -> Option<sys::CUtensorMapSwizzle> {
     use sys::CUtensorMapSwizzle as S;
-    let known = [
-        S::CU_TENSOR_MAP_SWIZZLE_NONE,
-        S::CU_TENSOR_MAP_SWIZZLE_32B,
-        S::CU_TENSOR_MAP_SWIZZLE_64B,
-        S::CU_TENSOR_MAP_SWIZZLE_128B,
-    ];
+    let known = [S::CU_TENSOR_MAP_SWIZZLE_NONE, S::CU_TENSOR_MAP_SWIZZLE_32B, S::CU_TENSOR_MAP_SWIZZLE_64B, S::CU_TENSOR_MAP_SWIZZLE_128B];
     known.into_iter().find(|&value| value as u32 == code)
 }
 
@@ -555,7 +539,7 @@ fn l2_promotion(code: u32) -> Option<sys::CUtensorMapL2promotion> {
 
 /// Value of one kernel parameter.
 #[derive(Clone)]
-pub enum ParamValue {
+pub(super) enum ParamValue {
     /// An address.
     Pointer(u64),
     /// A 32-bit scalar.
@@ -566,7 +550,7 @@ pub enum ParamValue {
 
 /// Shape and attributes of a launch.
 #[derive(Copy, Clone, Debug)]
-pub struct LaunchShape {
+pub(super) struct LaunchShape {
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads of a block.
@@ -583,7 +567,7 @@ pub struct LaunchShape {
 
 /// A queue of device work.
 #[derive(Debug)]
-pub struct Stream(sys::CUstream);
+pub(super) struct Stream(sys::CUstream);
 
 // SAFETY: streams belong to the context, not to a thread.
 unsafe impl Send for Stream {}
@@ -593,7 +577,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn new() -> Result<Self, CudaError> {
+    pub(super) fn new() -> Result<Self, CudaError> {
         let mut raw = null_mut();
         cu!(cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
         Ok(Self(raw))
@@ -603,7 +587,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn record(&self, event: &Event) -> Result<(), CudaError> {
+    pub(super) fn record(&self, event: &Event) -> Result<(), CudaError> {
         cu!(cuEventRecord(event.0, self.0))
     }
 
@@ -611,7 +595,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the range is outside the source, or the driver refuses.
-    pub fn upload(&self, to: DevicePtr, from: &PinnedMemory, at: usize, bytes: usize) -> Result<(), CudaError> {
+    pub(super) fn upload(&self, to: DevicePtr, from: &PinnedMemory, at: usize, bytes: usize) -> Result<(), CudaError> {
         let source = from.bytes().get(at..at + bytes).ok_or_else(|| out_of_range("cuMemcpyHtoDAsync_v2"))?;
         cu!(cuMemcpyHtoDAsync_v2(to.0, source.as_ptr().cast(), bytes, self.0))
     }
@@ -620,7 +604,15 @@ impl Stream {
     ///
     /// # Errors
     /// If the range is outside the source, or the driver refuses.
-    pub fn upload_rows(&self, to: DevicePtr, from: &PinnedMemory, at: usize, width: usize, rows: usize, pitch: usize) -> Result<(), CudaError> {
+    pub(super) fn upload_rows(
+        &self,
+        to: DevicePtr,
+        from: &PinnedMemory,
+        at: usize,
+        width: usize,
+        rows: usize,
+        pitch: usize,
+    ) -> Result<(), CudaError> {
         let bytes = pitch * rows.saturating_sub(1) + width;
         let source = from.bytes().get(at..at + bytes).ok_or_else(|| out_of_range("cuMemcpy2DAsync_v2"))?;
         // SAFETY: an all-zero descriptor is valid; the fields that matter are set below.
@@ -640,7 +632,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the range is outside the destination, or the driver refuses.
-    pub fn download(&self, to: &mut PinnedMemory, at: usize, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+    pub(super) fn download(&self, to: &mut PinnedMemory, at: usize, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         let target = to.bytes_mut().get_mut(at..at + bytes).ok_or_else(|| out_of_range("cuMemcpyDtoHAsync_v2"))?;
         cu!(cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), from.0, bytes, self.0))
     }
@@ -649,7 +641,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64) -> Result<(), CudaError> {
+    pub(super) fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64) -> Result<(), CudaError> {
         cu!(cuMemcpyDtoDAsync_v2(to.0, from.0, bytes as usize, self.0))
     }
 
@@ -657,7 +649,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn fill(&self, to: DevicePtr, word: u32, words: u64) -> Result<(), CudaError> {
+    pub(super) fn fill(&self, to: DevicePtr, word: u32, words: u64) -> Result<(), CudaError> {
         if words == 0 {
             return Ok(());
         }
@@ -668,7 +660,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the driver refuses the launch. Failures inside the kernel surface at the next wait.
-    pub fn launch(&self, function: Function, shape: &LaunchShape, params: &[ParamValue]) -> Result<(), CudaError> {
+    pub(super) fn launch(&self, function: Function, shape: &LaunchShape, params: &[ParamValue]) -> Result<(), CudaError> {
         // SAFETY: attributes are plain data; zeroed ones are overwritten before use.
         let mut attributes: [sys::CUlaunchAttribute; 3] = unsafe { std::mem::zeroed() };
         let count = set_attributes(shape, &mut attributes);
@@ -702,7 +694,7 @@ impl Stream {
     ///
     /// # Errors
     /// Whatever `body` fails with, or the driver's refusal.
-    pub fn capture<E: From<CudaError>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+    pub(super) fn capture<E: From<CudaError>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         cu!(cuStreamBeginCapture_v2(self.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))?;
         let recorded = body();
         let mut raw = null_mut();
@@ -719,7 +711,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+    pub(super) fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         cu!(cuGraphLaunch(graph.exec, self.0))
     }
 }
@@ -764,7 +756,7 @@ fn set_attributes(shape: &LaunchShape, attributes: &mut [sys::CUlaunchAttribute;
 
 /// An instantiated graph.
 #[derive(Debug)]
-pub struct Graph {
+pub(super) struct Graph {
     raw: sys::CUgraph,
     exec: sys::CUgraphExec,
 }
@@ -774,7 +766,7 @@ unsafe impl Send for Graph {}
 
 /// A node of a captured graph.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum GraphNode {
+pub(super) enum GraphNode {
     /// A kernel, by function.
     Kernel(Function),
     /// Anything else, by the driver's number.
@@ -786,7 +778,7 @@ impl Graph {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn nodes(&self) -> Result<Vec<GraphNode>, CudaError> {
+    pub(super) fn nodes(&self) -> Result<Vec<GraphNode>, CudaError> {
         let mut count = 0;
         cu!(cuGraphGetNodes(self.raw, null_mut(), &mut count))?;
         let mut raw = vec![null_mut(); count];

@@ -114,7 +114,8 @@ fn load_kernel(bundle: &Bundle, id: KernelId, modules: &[Module], device: &Devic
     let decl = &bundle.plan().kernels()[id.index()];
     let refuse = |name: &str, reason: String| LinkError::Kernel { name: name.into(), symbol: decl.contract.to_string(), reason };
     let code = decl.code.as_ref().ok_or_else(|| refuse("none", "has no code object".into()))?;
-    let entry = bundle.artifacts().get(code.artifact.index()).ok_or_else(|| refuse("none", format!("{} is not sealed in", code.artifact)))?;
+    let entry =
+        bundle.artifacts().get(code.artifact.index()).ok_or_else(|| refuse("none", format!("{} is not sealed in", code.artifact)))?;
     let module = modules.get(code.artifact.index()).ok_or_else(|| refuse(&entry.manifest.name, "is not loaded".into()))?;
     let manifest = entry.manifest.clone();
     let driver = |source| LinkError::Driver { what: format!("kernel {}", manifest.name), source };
@@ -186,7 +187,8 @@ impl Binder<'_> {
     fn bind_step(&self, id: StepId, step: &Step, kernels: &[Kernel], pdl: bool) -> Result<BoundStep, LinkError> {
         match step {
             Step::Copy { from, to, bytes } => {
-                let address = |buffer| self.address(Value::Buffer(buffer)).ok_or_else(|| self.refuse(id, format!("{buffer} has no address")));
+                let address =
+                    |buffer| self.address(Value::Buffer(buffer)).ok_or_else(|| self.refuse(id, format!("{buffer} has no address")));
                 Ok(BoundStep::Copy { to: address(*to)?, from: address(*from)?, bytes: *bytes })
             }
             Step::Launch { kernel, grid, operands } => {

@@ -16,9 +16,10 @@ pub use link::LinkError;
 pub use upload::UploadError;
 
 use super::{Device, DeviceError, DeviceInfo, StepInputs, StepOutputs};
-use crate::open::OpenedBundle;
+use crate::open::Weights;
 use driver::{Context, DeviceMemory, DevicePtr, Event, Graph, GraphNode, Module, PinnedMemory, Stream};
 use link::{Addresses, BoundStep, Kernel};
+use oxide_bundle::Bundle;
 use oxide_bundle::container::layout::WEIGHT_CHUNK_BYTES;
 use oxide_bundle::digest::Digest;
 use oxide_bundle::ids::EntryId;
@@ -134,18 +135,17 @@ impl CudaDevice {
     ///
     /// # Errors
     /// See [`AdmitError`]; nothing has been launched then.
-    pub fn link(opened: &OpenedBundle, options: CudaOptions) -> Result<Self, AdmitError> {
-        let bundle = &opened.bundle;
+    pub fn link(bundle: &Bundle, weights: &Weights, options: CudaOptions) -> Result<Self, AdmitError> {
         let plan = Arc::clone(bundle.plan());
         let context = Context::open(options.ordinal)?;
-        check_target(opened, context.properties())?;
+        check_target(bundle, context.properties())?;
         let (modules, kernels) = link::load_kernels(bundle, context.properties())?;
         let stream = Stream::new()?;
         let layouts: Vec<_> = plan.entries().iter().map(|entry| InputLayout::new(plan.bounds(), entry.class)).collect();
         let input_bytes = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
-        let memory = reserve(opened, &context, input_bytes, options.kv_pages)?;
-        zero(&stream, &memory, opened)?;
-        upload::upload_weights(&context, &stream, bundle, &opened.weights, memory.addresses.weights, WEIGHT_CHUNK_BYTES as usize)?;
+        let memory = reserve(bundle, &context, input_bytes, options.kv_pages)?;
+        zero(&stream, &memory, bundle)?;
+        upload::upload_weights(&context, &stream, bundle, weights, memory.addresses.weights, WEIGHT_CHUNK_BYTES as usize)?;
         let slots = (0..DEPTH).map(|_| StagingSlot::new(input_bytes, memory.outputs.bytes)).collect::<Result<_, _>>()?;
         let table_words = InputSlot::BlockTables.bytes(plan.bounds()) as usize / 4;
         let kv_pages = memory.addresses.kv_pages - 1;
@@ -215,7 +215,7 @@ impl CudaDevice {
 
     /// Waits for everything queued so far.
     fn drain(&self) -> Result<(), CudaError> {
-        let event = Event::new(false)?;
+        let event = Event::new()?;
         self.stream.record(&event)?;
         event.wait()
     }
@@ -333,12 +333,8 @@ impl CudaDevice {
     }
 
     fn check_batch(&self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
-        let over = || DeviceError::OverEntry {
-            entry: entry.to_string(),
-            tokens: inputs.tokens(),
-            seqs: inputs.seqs(),
-            rows: inputs.rows(),
-        };
+        let over =
+            || DeviceError::OverEntry { entry: entry.to_string(), tokens: inputs.tokens(), seqs: inputs.seqs(), rows: inputs.rows() };
         let class = self.plan.entries().get(entry.index()).ok_or_else(over)?.class;
         let bounds = self.plan.bounds();
         let lists_fit = inputs.bias_ids.len() <= bounds.bias_max as usize && inputs.history_ids.len() <= bounds.history_max as usize;
@@ -366,21 +362,21 @@ impl StagingSlot {
         Ok(Self {
             inputs: PinnedMemory::alloc(input_bytes as usize)?,
             outputs: PinnedMemory::alloc(output_bytes as usize)?,
-            done: Event::new(false)?,
+            done: Event::new()?,
         })
     }
 }
 
-fn check_target(opened: &OpenedBundle, device: &DeviceProperties) -> Result<(), AdmitError> {
+fn check_target(bundle: &Bundle, device: &DeviceProperties) -> Result<(), AdmitError> {
     let mut wrong = Vec::new();
-    let target = opened.bundle.manifest().target;
+    let target = bundle.manifest().target;
     if target != Target::Sm90 {
         wrong.push(format!("the bundle was compiled for {target}, not for a GPU"));
     }
     if device.capability != (9, 0) {
         wrong.push(format!("the bundle needs compute capability 9.0, {} has {}.{}", device.name, device.capability.0, device.capability.1));
     }
-    for entry in opened.bundle.artifacts() {
+    for entry in bundle.artifacts() {
         if i64::from(device.driver) < i64::from(entry.manifest.driver_min) {
             let needs = entry.manifest.driver_min;
             wrong.push(format!("kernel {} needs driver API {needs}, this driver has {}", entry.manifest.name, device.driver));
@@ -389,11 +385,11 @@ fn check_target(opened: &OpenedBundle, device: &DeviceProperties) -> Result<(), 
     if wrong.is_empty() { Ok(()) } else { Err(AdmitError::Target(wrong)) }
 }
 
-fn reserve(opened: &OpenedBundle, context: &Context, input_bytes: u64, kv_pages: Option<u32>) -> Result<Reservation, AdmitError> {
-    let plan = opened.bundle.plan();
-    let ledger = &opened.bundle.manifest().ledger;
+fn reserve(bundle: &Bundle, context: &Context, input_bytes: u64, kv_pages: Option<u32>) -> Result<Reservation, AdmitError> {
+    let plan = bundle.plan();
+    let ledger = &bundle.manifest().ledger;
     let outputs = OutputLayout::new(plan.bounds());
-    let weight_bytes = (opened.weights.bytes().len() as u64).next_multiple_of(PART_ALIGN);
+    let weight_bytes = (bundle.weights_range().len() as u64).next_multiple_of(PART_ALIGN);
     let arena_bytes = plan.arena_bytes().next_multiple_of(PART_ALIGN);
     let slot_bytes = (input_bytes.next_multiple_of(PART_ALIGN)) + outputs.bytes.next_multiple_of(PART_ALIGN);
     let page_bytes = 2 * u64::from(plan.kv().layers) * plan.kv().plane_page_bytes();
@@ -424,8 +420,8 @@ fn reserve(opened: &OpenedBundle, context: &Context, input_bytes: u64, kv_pages:
 }
 
 /// Zeroes everything but the weights: state buffers start at zero, and no kernel ever reads a NaN that nobody wrote.
-fn zero(stream: &Stream, memory: &Reservation, opened: &OpenedBundle) -> Result<(), CudaError> {
-    let weight_bytes = opened.weights.bytes().len() as u64 & !3;
+fn zero(stream: &Stream, memory: &Reservation, bundle: &Bundle) -> Result<(), CudaError> {
+    let weight_bytes = bundle.weights_range().len() as u64 & !3;
     let rest = memory.memory.bytes() - weight_bytes;
     stream.fill(DevicePtr(memory.addresses.weights.0 + weight_bytes), 0, rest / 4)
 }
@@ -433,7 +429,10 @@ fn zero(stream: &Stream, memory: &Reservation, opened: &OpenedBundle) -> Result<
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         let properties = self.context.properties();
-        DeviceInfo { kind: "cuda", name: format!("{} (driver API {}.{})", properties.name, properties.driver / 1000, properties.driver % 1000 / 10) }
+        DeviceInfo {
+            kind: "cuda",
+            name: format!("{} (driver API {}.{})", properties.name, properties.driver / 1000, properties.driver % 1000 / 10),
+        }
     }
 
     fn plan(&self) -> &Arc<Plan> {

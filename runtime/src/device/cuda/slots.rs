@@ -26,8 +26,7 @@ const HOT: [InputSlot; 10] = [
 ];
 
 /// Slots that most steps leave alone.
-const COLD: [InputSlot; 5] =
-    [InputSlot::BiasIds, InputSlot::BiasValues, InputSlot::HistoryIds, InputSlot::HistoryCounts, InputSlot::Mask];
+const COLD: [InputSlot; 5] = [InputSlot::BiasIds, InputSlot::BiasValues, InputSlot::HistoryIds, InputSlot::HistoryCounts, InputSlot::Mask];
 
 /// Offsets of the input slots of one entry.
 #[derive(Clone, Debug)]
@@ -70,7 +69,8 @@ impl InputLayout {
     }
 
     /// Bounds of the entry.
-    pub(super) fn bounds(&self) -> &StepBounds {
+    #[cfg(test)]
+    fn bounds(&self) -> &StepBounds {
         &self.bounds
     }
 }

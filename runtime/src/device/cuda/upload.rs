@@ -104,7 +104,7 @@ fn send_slots(
     for answer in filled {
         let Filled { chunk, bytes, slot } = answer?;
         stream.upload(to.offset((chunk * chunk_bytes) as u64), &slot, 0, bytes)?;
-        let sent = Event::new(false)?;
+        let sent = Event::new()?;
         stream.record(&sent)?;
         in_flight.push_back((sent, slot));
         while in_flight.len() > 2 {
@@ -117,10 +117,7 @@ fn send_slots(
     Ok(())
 }
 
-fn release(
-    in_flight: &mut std::collections::VecDeque<(Event, PinnedMemory)>,
-    free: &mpsc::Sender<PinnedMemory>,
-) -> Result<(), CudaError> {
+fn release(in_flight: &mut std::collections::VecDeque<(Event, PinnedMemory)>, free: &mpsc::Sender<PinnedMemory>) -> Result<(), CudaError> {
     if let Some((sent, slot)) = in_flight.pop_front() {
         sent.wait()?;
         // Nobody waits for slots once the last chunk is taken.
