@@ -109,7 +109,7 @@ pub struct Range {
 impl Range {
     /// Whether every value `1..=bound` that is at least `min` is served, and `bound` itself is.
     pub const fn serves(self, bound: u32) -> bool {
-        self.min <= bound && bound <= self.max && self.multiple != 0 && bound % self.multiple == 0
+        self.min <= bound && bound <= self.max && self.multiple != 0 && bound.is_multiple_of(self.multiple)
     }
 }
 
