@@ -16,6 +16,8 @@ mod pager;
 mod queue;
 mod request;
 mod scheduler;
+#[cfg(feature = "scripted-device")]
+pub mod scripted;
 mod sequence;
 mod stats;
 mod submit;

@@ -51,8 +51,7 @@ impl<T> FairQueue<T> {
     /// The entry whose turn it is.
     pub(super) fn peek(&mut self) -> Option<&mut T> {
         self.settle_turn();
-        let key = self.turns.front()?;
-        self.lanes.get_mut(key)?.entries.front_mut()
+        self.front()?.entries.front_mut()
     }
 
     /// Takes the entry whose turn it is; its key counts as running until [`FairQueue::done`].
@@ -110,7 +109,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Turns the ring until a key with a positive account is in front.
+    /// Turns the ring until a key with a positive account is in front; a key earns its quantum by coming to the front.
     fn settle_turn(&mut self) {
         let quantum = self.quantum;
         let rounds = self.turns.iter().filter_map(|key| self.lanes.get(key)).map(|lane| rounds_to_positive(lane.account, quantum)).min();
@@ -120,16 +119,16 @@ impl<T> FairQueue<T> {
                 self.lanes.get_mut(key).expect("a key with a turn has a lane").account += skipped * quantum;
             }
         }
-        while let Some(lane) = self.turns.front().and_then(|key| self.lanes.get_mut(key)) {
-            if lane.account > 0 {
-                break;
-            }
-            lane.account += quantum;
-            if lane.account > 0 {
-                break;
-            }
+        while self.front().is_some_and(|lane| lane.account <= 0) {
             self.turns.rotate_left(1);
+            if let Some(lane) = self.front() {
+                lane.account += quantum;
+            }
         }
+    }
+
+    fn front(&mut self) -> Option<&mut Lane<T>> {
+        self.lanes.get_mut(self.turns.front()?)
     }
 
     fn forget_if_idle(&mut self, key: u64) {

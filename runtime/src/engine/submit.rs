@@ -63,7 +63,7 @@ impl Core {
         self.assemble(chunks, &mut flight);
         let inputs = &self.assembler.inputs;
         let (tokens, seqs, rows) = (inputs.tokens(), inputs.seqs(), inputs.rows());
-        let decode = tokens == seqs && seqs == rows;
+        let decode = tokens == seqs && inputs.logit_rows.iter().copied().eq(0..tokens);
         let entry = self.device.plan().entry_for(decode, tokens, seqs.max(rows));
         let entry = entry.ok_or_else(|| DeviceError::Failed {
             message: format!("no batch class of the plan takes {tokens} tokens, {seqs} sequences, {rows} rows"),

@@ -1,0 +1,9 @@
+//! The engine from outside, over the scripted device: whoever runs beside a request, its tokens are the same.
+
+mod admission;
+mod cache;
+mod lifecycle;
+mod random;
+mod sampling;
+mod support;
+mod tokens;
