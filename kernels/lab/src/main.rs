@@ -1,1 +1,21 @@
-fn main() {}
+//! `oxide-lab`: evidence. One self-contained binary for machines with no Rust and no network.
+
+mod bench;
+mod cli;
+mod client;
+mod demo;
+mod load;
+mod random;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::run(cli::Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
