@@ -383,7 +383,10 @@ impl Operands<'_> {
             Activation::SwiGlu => decl.rows == RowOrder::Interleave(16),
         };
         if decl.layout != WeightLayout::Panel16 || !order_fits {
-            return Err(format!("weight `{}` has layout {:?} and rows {:?}, which the cpu device does not read", decl.name, decl.layout, decl.rows));
+            return Err(format!(
+                "weight `{}` has layout {:?} and rows {:?}, which the cpu device does not read",
+                decl.name, decl.layout, decl.rows
+            ));
         }
         let weight = self.weight(Role::Weight, DType::Bf16, u64::from(linear.n).next_multiple_of(16) * u64::from(linear.k))?;
         let bias = if linear.bias { Some(self.vector(Role::Bias, linear.n)?) } else { None };

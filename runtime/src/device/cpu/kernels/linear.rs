@@ -20,15 +20,14 @@ use crate::device::cpu::pool::{Pool, Scatter};
 /// Panels of one group at most.
 pub(crate) const GROUP_PANELS: usize = 4;
 /// Tokens of one tile at most.
-pub(crate) const TILE_TOKENS_MAX: usize = 12;
+pub(crate) const TILE_TOKENS_MAX: usize = 10;
 /// Tokens of one task at most: their activations stay in the second-level cache while panels pass by.
-const BLOCK_TOKENS: usize = 96;
+const BLOCK_TOKENS: usize = 80;
 /// Weight bytes of one task at least, so that claiming it costs little.
 const TASK_BYTES_MIN: usize = 64 << 10;
 /// Tasks a thread, so that threads end together.
 const TASKS_PER_THREAD: usize = 16;
-/// How far ahead of its use a weight is fetched, in bf16 elements. Pages of the mapping end the
-/// hardware's own prefetch streams every 4 KiB.
+/// How far ahead of its use a weight is fetched where several tiles share it, in bf16 elements.
 const PREFETCH_AHEAD: usize = 2048;
 
 /// What is added to the output.
@@ -75,11 +74,11 @@ pub(crate) struct LinearTask<'a> {
 
 /// `out[p][t] = x[t] · panel[p]` for `P` panels and `T` tokens.
 ///
-/// Arguments: panels, elements of a panel, `x`, `k`, output.
+/// Arguments: panels, `x`, `k`, output, elements between a weight and what is prefetched with it.
 ///
 /// # Safety
 /// `P` panels, `T` rows of `x` and `P · T · 16` outputs must be there, `k` even, and the instruction set available.
-pub(crate) type Tile = unsafe fn(*const u16, *const f32, usize, *mut f32);
+pub(crate) type Tile = unsafe fn(*const u16, *const f32, usize, *mut f32, usize);
 
 /// Runs the projection on all threads.
 ///
@@ -126,11 +125,12 @@ pub(crate) unsafe fn run_task<V: Simd>(kernels: &Kernels, task: &LinearTask<'_>,
     let panels = task.n.div_ceil(LANES);
     let first = index % task.panel_tasks * task.panels_per_task;
     let last = (first + task.panels_per_task).min(panels);
+    let tile_tokens = rows.div_ceil(rows.div_ceil(kernels.tile_tokens));
     let mut sums = [0.0_f32; GROUP_PANELS * TILE_TOKENS_MAX * LANES];
     for group in (first..last).step_by(task.group_panels) {
         let group_panels = task.group_panels.min(last - group);
-        for tile in (0..rows).step_by(kernels.tile_tokens) {
-            let tokens = (rows - tile).min(kernels.tile_tokens);
+        for tile in (0..rows).step_by(tile_tokens) {
+            let tokens = (rows - tile).min(tile_tokens);
             let row = first_row + tile;
             // SAFETY: `linear` checked that all panels and rows are there.
             unsafe {
@@ -159,7 +159,10 @@ unsafe fn group_sums(
         unsafe {
             let panel = task.weight.as_ptr().add((group + done) * LANES * task.k);
             let x = task.x.as_ptr().add(row * task.k);
-            tile(panel, x, task.k, sums.as_mut_ptr().add(done * tokens * LANES));
+            // Where each weight is used once, the next group streams in while this one is at work: pages
+            // end the hardware's own streams every 4 KiB.
+            let ahead = if task.rows > kernels.tile_tokens { PREFETCH_AHEAD } else { task.group_panels * LANES * task.k };
+            tile(panel, x, task.k, sums.as_mut_ptr().add(done * tokens * LANES), ahead);
         }
         done += panels;
     }
@@ -167,7 +170,13 @@ unsafe fn group_sums(
 
 /// The body of every [`Tile`].
 #[inline(always)]
-pub(crate) unsafe fn tile<V: Simd, const P: usize, const T: usize>(panels: *const u16, x: *const f32, k: usize, out: *mut f32) {
+pub(crate) unsafe fn tile<V: Simd, const P: usize, const T: usize>(
+    panels: *const u16,
+    x: *const f32,
+    k: usize,
+    out: *mut f32,
+    ahead: usize,
+) {
     // SAFETY: `Tile`'s contract; a prefetch may point anywhere.
     unsafe {
         let mut sums = [[V::splat(0.0); T]; P];
@@ -175,9 +184,7 @@ pub(crate) unsafe fn tile<V: Simd, const P: usize, const T: usize>(panels: *cons
             let mut weights = [[V::splat(0.0); 2]; P];
             for (p, weights) in weights.iter_mut().enumerate() {
                 let at = panels.add(p * LANES * k + pair * 2 * LANES);
-                if T <= 2 {
-                    prefetch(at.wrapping_add(PREFETCH_AHEAD));
-                }
+                prefetch(at.wrapping_add(ahead));
                 *weights = V::load_bf16_pairs(at);
             }
             for half in 0..2 {

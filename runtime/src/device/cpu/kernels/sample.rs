@@ -49,11 +49,7 @@ struct Candidate {
 impl SampleScratch {
     /// Memory for rows of `vocab` logits.
     pub(crate) fn new(vocab: usize, threads: usize) -> Self {
-        let row = || RowScratch {
-            distances: vec![0; vocab],
-            bucket: Vec::with_capacity(vocab),
-            unpenalised: Vec::with_capacity(vocab),
-        };
+        let row = || RowScratch { distances: vec![0; vocab], bucket: Vec::with_capacity(vocab), unpenalised: Vec::with_capacity(vocab) };
         let scratch = || Mutex::new(row());
         Self { threads: (0..threads).map(|_| scratch()).collect() }
     }
@@ -552,7 +548,12 @@ pub(crate) fn philox4x32_words(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32
     for _ in 0..10 {
         let product0 = u64::from(counter[0]) * 0xD251_1F53;
         let product1 = u64::from(counter[2]) * 0xCD9E_8D57;
-        counter = [(product1 >> 32) as u32 ^ counter[1] ^ key[0], product1 as u32, (product0 >> 32) as u32 ^ counter[3] ^ key[1], product0 as u32];
+        counter = [
+            (product1 >> 32) as u32 ^ counter[1] ^ key[0],
+            product1 as u32,
+            (product0 >> 32) as u32 ^ counter[3] ^ key[1],
+            product0 as u32,
+        ];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter

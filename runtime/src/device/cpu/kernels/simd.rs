@@ -121,13 +121,13 @@ fn fold(mut lanes: [f32; LANES], op: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Asks for the cache line at `at`; any address will do.
+/// Asks for the cache line at `at` in the second-level cache; any address will do.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u16) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: prefetches never fault, and SSE is part of x86-64.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
@@ -338,6 +338,17 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn transpose(rows: [Self; 16]) -> [Self; 16] {
+            let quarter = |first: usize, half: fn(Self) -> __m256| std::array::from_fn(|i| half(rows[first + i]));
+            // SAFETY: as stated at the impl.
+            unsafe {
+                let [a, b] = [transpose8(quarter(0, |row| row.0)), transpose8(quarter(8, |row| row.0))];
+                let [c, d] = [transpose8(quarter(0, |row| row.1)), transpose8(quarter(8, |row| row.1))];
+                std::array::from_fn(|i| if i < 8 { Self(a[i], b[i]) } else { Self(c[i - 8], d[i - 8]) })
+            }
+        }
+
+        #[inline(always)]
         unsafe fn exp2_whole(self) -> Self {
             // SAFETY: as stated at the impl.
             unsafe {
@@ -353,6 +364,24 @@ mod x86 {
     /// AVX-512 F.
     #[derive(Copy, Clone)]
     pub(crate) struct Avx512(__m512);
+
+    /// Eight rows of eight.
+    #[inline(always)]
+    unsafe fn transpose8(rows: [__m256; 8]) -> [__m256; 8] {
+        // SAFETY: callers vouch for AVX2.
+        unsafe {
+            let pairs = |i: usize| (_mm256_unpacklo_ps(rows[i], rows[i + 1]), _mm256_unpackhi_ps(rows[i], rows[i + 1]));
+            let [(a0, b0), (a1, b1), (a2, b2), (a3, b3)] = [pairs(0), pairs(2), pairs(4), pairs(6)];
+            let quads = |x, y| [_mm256_shuffle_ps::<0x44>(x, y), _mm256_shuffle_ps::<0xee>(x, y)];
+            let [c0, c1] = quads(a0, a1);
+            let [c2, c3] = quads(b0, b1);
+            let [d0, d1] = quads(a2, a3);
+            let [d2, d3] = quads(b2, b3);
+            let low = |c, d| _mm256_permute2f128_ps::<0x20>(c, d);
+            let high = |c, d| _mm256_permute2f128_ps::<0x31>(c, d);
+            [low(c0, d0), low(c1, d1), low(c2, d2), low(c3, d3), high(c0, d0), high(c1, d1), high(c2, d2), high(c3, d3)]
+        }
+    }
 
     // SAFETY: callers vouch for AVX-512 F, and for the lanes behind pointers.
     unsafe impl Simd for Avx512 {
@@ -430,6 +459,35 @@ mod x86 {
         unsafe fn min(self, other: Self) -> Self {
             // SAFETY: as stated at the impl.
             unsafe { Self(_mm512_min_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(rows: [Self; 16]) -> [Self; 16] {
+            // SAFETY: as stated at the impl.
+            unsafe {
+                // Four by four inside each quarter of the registers, then the quarters.
+                let mut columns = [_mm512_setzero_ps(); 16];
+                for four in 0..4 {
+                    let [a, b, c, d] = std::array::from_fn(|i| rows[4 * four + i].0);
+                    let [ab0, ab1] = [_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)];
+                    let [cd0, cd1] = [_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)];
+                    columns[four] = _mm512_shuffle_ps::<0x44>(ab0, cd0);
+                    columns[4 + four] = _mm512_shuffle_ps::<0xee>(ab0, cd0);
+                    columns[8 + four] = _mm512_shuffle_ps::<0x44>(ab1, cd1);
+                    columns[12 + four] = _mm512_shuffle_ps::<0xee>(ab1, cd1);
+                }
+                let mut out = [Self(_mm512_setzero_ps()); 16];
+                for column in 0..4 {
+                    let [a, b, c, d] = std::array::from_fn(|four| columns[4 * column + four]);
+                    let [ab0, ab1] = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b)];
+                    let [cd0, cd1] = [_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d)];
+                    out[column] = Self(_mm512_shuffle_f32x4::<0x88>(ab0, cd0));
+                    out[4 + column] = Self(_mm512_shuffle_f32x4::<0x88>(ab1, cd1));
+                    out[8 + column] = Self(_mm512_shuffle_f32x4::<0xdd>(ab0, cd0));
+                    out[12 + column] = Self(_mm512_shuffle_f32x4::<0xdd>(ab1, cd1));
+                }
+                out
+            }
         }
 
         #[inline(always)]

@@ -70,11 +70,8 @@ impl Batch {
         };
         let narrow = |plane: &[f32]| plane.iter().map(|value| to_bf16(*value)).collect::<Vec<_>>();
         let (k16, v16) = (narrow(&cache.k), narrow(&cache.v));
-        let (k_plane, v_plane) = if is_bf16 {
-            (PlaneRef::Bf16(&k16), PlaneRef::Bf16(&v16))
-        } else {
-            (PlaneRef::F32(&cache.k), PlaneRef::F32(&cache.v))
-        };
+        let (k_plane, v_plane) =
+            if is_bf16 { (PlaneRef::Bf16(&k16), PlaneRef::Bf16(&v16)) } else { (PlaneRef::F32(&cache.k), PlaneRef::F32(&cache.v)) };
         let mut out = vec![f32::NAN; self.q.len()];
         let call = AttendCall {
             q_heads: heads.q as usize,
@@ -112,14 +109,10 @@ impl Batch {
 #[test]
 fn matches_the_reference() {
     let mut random = Random(1);
-    let shapes = [(9, 3, 64, 16), (8, 1, 128, 1), (4, 4, 64, 7), (12, 2, 128, 64), (7, 1, 16, 32), (5, 1, 80, 16), (2, 2, 256, 16), (32, 1, 16, 16)];
-    let batches: [&[(usize, usize)]; 5] = [
-        &[(1, 1)],
-        &[(1, 300)],
-        &[(1, 128), (1, 129), (1, 5)],
-        &[(33, 33), (1, 200), (17, 140), (0, 9), (2, 130)],
-        &[(130, 260)],
-    ];
+    let shapes =
+        [(9, 3, 64, 16), (8, 1, 128, 1), (4, 4, 64, 7), (12, 2, 128, 64), (7, 1, 16, 32), (5, 1, 80, 16), (2, 2, 256, 16), (32, 1, 16, 16)];
+    let batches: [&[(usize, usize)]; 5] =
+        [&[(1, 1)], &[(1, 300)], &[(1, 128), (1, 129), (1, 5)], &[(33, 33), (1, 200), (17, 140), (0, 9), (2, 130)], &[(130, 260)]];
     for (q, kv, dim, page_tokens) in shapes {
         let heads = Heads { q, kv, dim, page_tokens };
         let cache = Cache::new(heads, 1024_usize.div_ceil(page_tokens as usize), &mut random);

@@ -126,7 +126,11 @@ fn matches_the_reference() {
                 Row {
                     params: Some(params),
                     logits: logits(&mut random, vocab, [0.01, 5.0, 40.0][i % 3]),
-                    bias: if params.flags & row_flags::BIAS == 0 { Vec::new() } else { biased.iter().map(|id| (*id, random.unit() * 5.0)).collect() },
+                    bias: if params.flags & row_flags::BIAS == 0 {
+                        Vec::new()
+                    } else {
+                        biased.iter().map(|id| (*id, random.unit() * 5.0)).collect()
+                    },
                     history: if params.flags & row_flags::HISTORY == 0 {
                         Vec::new()
                     } else {
@@ -169,7 +173,12 @@ fn matches_the_reference_on_a_large_vocabulary() {
 fn broken_rows_draw_nothing_and_spare_their_neighbours() {
     let good = || Row { params: Some(SamplingRow::GREEDY), logits: vec![1.0, 3.0, 2.0, 9.0], ..Row::default() };
     let nan = Row { logits: vec![1.0, f32::NAN, 2.0, 9.0], ..good() };
-    let masked_nan = Row { params: Some(SamplingRow { flags: row_flags::MASK, ..SamplingRow::GREEDY }), mask: vec![0b101], logits: nan.logits.clone(), ..Row::default() };
+    let masked_nan = Row {
+        params: Some(SamplingRow { flags: row_flags::MASK, ..SamplingRow::GREEDY }),
+        mask: vec![0b101],
+        logits: nan.logits.clone(),
+        ..Row::default()
+    };
     let all_masked = Row { params: masked_nan.params, mask: vec![0b1000], ..good() };
     let padding_nan = Row { logits: vec![1.0, 3.0, 2.0, f32::NAN], ..good() };
     let infinite = Row { logits: vec![1.0, f32::INFINITY, f32::NEG_INFINITY, 0.0], ..good() };
