@@ -33,6 +33,7 @@ sys.path.insert(0, str(HERE / "tilelang"))
 import oracle  # noqa: E402
 from driver import Driver  # noqa: E402
 from oracle import Sizes, role_key  # noqa: E402
+from oracle_attention import TABLE_STRIDE  # noqa: E402
 
 GUARD = 4096
 GUARD_BYTE = 0xA5
@@ -102,7 +103,7 @@ class Kernel:
         keep, pointers = [], []
         for param in self.manifest["params"]:
             if param["kind"] == "scalar":
-                value = ctypes.c_uint32(evaluate(param["value"], sizes))
+                value = ctypes.c_uint32(evaluate(param["value"], sizes) if "value" in param else TABLE_STRIDE)
             elif param["kind"] == "pointer":
                 value = ctypes.c_uint64(addresses[role_key(param["role"])])
             else:

@@ -298,13 +298,16 @@ PROBLEMS: dict[str, Callable] = {
     "qkv_rope_append": _qkv_rope_append,
     "take_rows": _take_rows,
 }
-"""Problem makers by operator: `maker(op, manifest, sizes, bound, rng)`. Other families register theirs here."""
+"""Problem makers by operator: `maker(op, manifest, sizes, bound, rng)`. Attention and sampling have files of their own."""
 
 
 def problem(manifest, sizes, bound, rng):
     """A random problem for the kernel: step of `sizes`, buffers and tensor maps for the class `bound`."""
+    import oracle_attention
+    import oracle_sampling
+
     (name, op), = manifest["contract"]["op"].items()
-    return PROBLEMS[name](op, manifest, sizes, bound, rng)
+    return (PROBLEMS | oracle_attention.PROBLEMS | oracle_sampling.PROBLEMS)[name](op, manifest, sizes, bound, rng)
 
 
 def worst(got, expect):

@@ -157,8 +157,8 @@ def sample(op, manifest, sizes, bound, rng):
         "input.mask": rng.integers(0, 2**32, (count, words), dtype=np.uint32),
         "output.sampled_ids": np.full(count, 0xABABABAB, np.uint32),
         "output.sampled_logprobs": np.full(count, np.nan, np.float32),
-        "output.top_ids": np.full((count, TOP), 0xABABABAB, np.uint32),
-        "output.top_logprobs": np.full((count, TOP), np.nan, np.float32),
+        "output.top_ids": np.full(count * TOP, 0xABABABAB, np.uint32),
+        "output.top_logprobs": np.full(count * TOP, np.nan, np.float32),
     }
     arrays["x"][:, known:] = np.nan
     arrays["input.mask"][count // 2:] &= rng.integers(0, 2**32, (count - count // 2, words), dtype=np.uint32) >> 3
