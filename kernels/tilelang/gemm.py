@@ -101,7 +101,7 @@ def artifacts():
     """One kernel a projection."""
     found = []
     for p in all_projections():
-        steps = domain(rows=span(1, SEQS_MAX)) if p.f32 else domain(tokens=span(1, TOKENS_MAX))
+        steps = domain(rows=span(1, 2 * SEQS_MAX)) if p.f32 else domain(tokens=span(1, 2 * TOKENS_MAX))
         block_n = 128 if p.n % 128 == 0 and p.n >= 3072 else 64
         found.append(declare(f"gemm_{p.role}_{p.n}x{p.k}", p, lambda p=p, b=block_n: gemm(p, b), steps, pass_configs=CONFIG))
     return found
