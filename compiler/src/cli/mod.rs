@@ -1,0 +1,77 @@
+//! The command line of `oxide-compile`: arguments, environment, output, exit codes. Holds no logic of a compile.
+//!
+//! Exit codes: 0 done · 2 bad arguments · 3 unknown profile · 4 bad profile · 5 limit out of range ·
+//! 10 checkpoint not found · 11 shard missing · 12 file missing · 13 checkpoint does not fit the profile ·
+//! 14 checkpoint unreadable · 20 kernels missing · 21 lowering failed · 22 artifacts unreadable ·
+//! 30 sealing failed · 31 golden vectors failed · 40 not on the hub · 41 access refused · 42 network ·
+//! 43 checksum · 44 disk full · 45 cache unreadable.
+
+mod args;
+mod progress;
+mod report;
+
+pub use args::Args;
+
+use crate::compile::{self, CompileError};
+use crate::hub;
+use crate::profile::{BUILTIN, Profile, builtin};
+use args::{Command, CompileArgs, KernelsArgs, PullArgs};
+use std::process::ExitCode;
+
+/// Runs a command and prints its result.
+pub fn run(args: Args) -> ExitCode {
+    let done = match args.command() {
+        Command::Profiles { json } => profiles(json),
+        Command::Kernels(kernels) => list_kernels(&kernels),
+        Command::Pull(pull) => pull_profile(&pull),
+        Command::Compile(compile) => compile_profile(&compile),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("oxide-compile: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn profiles(json: bool) -> Result<(), CompileError> {
+    let profiles = BUILTIN.iter().map(|found| Profile::parse(found.name, found.toml)).collect::<Result<Vec<_>, _>>()?;
+    print!("{}", report::profiles(&profiles, json));
+    Ok(())
+}
+
+fn list_kernels(args: &KernelsArgs) -> Result<(), CompileError> {
+    let catalogue = crate::catalogue::Catalogue::read(&args.artifacts)?;
+    print!("{}", report::kernels(&catalogue, args.json));
+    Ok(())
+}
+
+fn pull_profile(args: &PullArgs) -> Result<(), CompileError> {
+    let mut profile = Profile::load(&args.profile)?;
+    if builtin(&profile.name).is_some_and(|found| !found.checkpoint.is_empty()) {
+        return Err(hub::HubError::Embedded(profile.name).into());
+    }
+    if let Some(revision) = &args.revision {
+        profile.source.revision.clone_from(revision);
+    }
+    let client = hub::Client::new(hub::ClientOptions { endpoint: args.endpoint.trim_end_matches('/').to_owned(), token: args.token() });
+    let mut bars = progress::Bars::new(args.json);
+    let pulled = hub::pull(&profile, &args.cache.cache(), &client, &mut bars)?;
+    bars.clear();
+    print!("{}", report::pulled(&pulled, &args.profile, args.json));
+    Ok(())
+}
+
+fn compile_profile(args: &CompileArgs) -> Result<(), CompileError> {
+    let request = args.request()?;
+    if let Some(stage) = args.dump {
+        print!("{}", compile::dump(&request, stage)?);
+        return Ok(());
+    }
+    let mut bars = progress::Bars::new(args.json);
+    let made = compile::compile(&request, &mut bars)?;
+    bars.clear();
+    print!("{}", report::compiled(&made, args.json));
+    Ok(())
+}

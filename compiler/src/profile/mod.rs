@@ -1,0 +1,385 @@
+//! Profiles: what a model is, and how each target runs it. One TOML file a model.
+//!
+//! A profile is an expectation: the checkpoint's `config.json` must agree with it
+//! ([`crate::checkpoint::config`]). Unknown keys are refused. Nothing here reads a checkpoint.
+
+mod builtin;
+
+pub use builtin::{BUILTIN, Builtin, EmbeddedFile, builtin};
+
+use oxide_bundle::dtype::{DType, F32Bits};
+use oxide_bundle::manifest::{Target, ToolDialect};
+use oxide_bundle::plan::BatchClass;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Largest profile file read.
+const PROFILE_BYTES_MAX: u64 = 1 << 20;
+/// Largest number of layers, heads or batch classes believed.
+const COUNT_MAX: u32 = 4096;
+/// Largest width, vocabulary, context or step size believed.
+const WIDTH_MAX: u32 = 1 << 22;
+
+/// Why a profile is not usable.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// No such built-in profile, and no such file.
+    #[error("no profile `{name}`: known are {known}; a path to a .toml file works too")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// The file cannot be read.
+    #[error("profile {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not a profile.
+    #[error("profile `{name}`: {source}")]
+    Parse {
+        /// Which.
+        name: String,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// Values that do not go together; all of them.
+    #[error("profile `{name}`: {}", problems.join("; "))]
+    Invalid {
+        /// Which.
+        name: String,
+        /// Each problem.
+        problems: Vec<String>,
+    },
+    /// The profile has no section for the target.
+    #[error("profile `{name}` has no [target.{target}] section")]
+    NoTarget {
+        /// Which.
+        name: String,
+        /// The target asked for.
+        target: Target,
+    },
+}
+
+/// Model family: decides tensor names and which config keys matter.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// `Qwen2ForCausalLM`: q/k/v biases.
+    Qwen2,
+    /// `LlamaForCausalLM`: no biases.
+    Llama,
+}
+
+impl Family {
+    /// `model_type` in `config.json`.
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Self::Qwen2 => "qwen2",
+            Self::Llama => "llama",
+        }
+    }
+
+    /// Whether q, k and v projections have biases.
+    pub const fn qkv_bias(self) -> bool {
+        match self {
+            Self::Qwen2 => true,
+            Self::Llama => false,
+        }
+    }
+}
+
+/// A profile, checked.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Name of profile and model.
+    pub name: String,
+    /// Family.
+    pub family: Family,
+    /// Element type of weights.
+    pub dtype: DType,
+    /// Longest sequence.
+    pub context_max: u32,
+    /// Dimensions.
+    pub dims: Dims,
+    /// Constants of the arithmetic.
+    pub numerics: Numerics,
+    /// Where the checkpoint comes from.
+    pub source: Source,
+    /// What tokenizer and template must be like.
+    pub tokenizer: Expectations,
+    /// Settings of each target.
+    pub target: Targets,
+    /// The TOML text that it was read from.
+    #[serde(skip)]
+    pub toml: String,
+}
+
+/// Dimensions of a model.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dims {
+    /// Transformer layers.
+    pub layers: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Width of the MLP.
+    pub intermediate: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key/value heads.
+    pub kv_heads: u32,
+    /// Width of a head; even.
+    pub head_dim: u32,
+    /// Rows of the embedding.
+    pub vocab: u32,
+    /// Whether head and embedding are one tensor.
+    pub tied: bool,
+}
+
+impl Dims {
+    /// Width of a query row.
+    pub const fn q_width(&self) -> u32 {
+        self.heads * self.head_dim
+    }
+
+    /// Width of a key or value row.
+    pub const fn kv_width(&self) -> u32 {
+        self.kv_heads * self.head_dim
+    }
+}
+
+/// Constants of the arithmetic.
+#[derive(Copy, Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Numerics {
+    /// Added to the mean square.
+    pub norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Frequency scaling, if any.
+    #[serde(default)]
+    pub rope_scaling: Option<Llama3Scaling>,
+}
+
+impl Numerics {
+    /// The epsilon as kernels use it.
+    pub fn eps(&self) -> F32Bits {
+        F32Bits::new(self.norm_eps as f32)
+    }
+}
+
+/// RoPE scaling of type `llama3`.
+#[derive(Copy, Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Llama3Scaling {
+    /// Divides low frequencies.
+    pub factor: f64,
+    /// Wavelengths above `original_context / low_freq_factor` are scaled in full.
+    pub low_freq_factor: f64,
+    /// Wavelengths below `original_context / high_freq_factor` are left alone.
+    pub high_freq_factor: f64,
+    /// Context that the model was pretrained with.
+    pub original_context: u32,
+}
+
+/// Where a checkpoint comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// Hugging Face repository.
+    pub repository: String,
+    /// Commit, or a branch.
+    pub revision: String,
+}
+
+/// What tokenizer and template must be like.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expectations {
+    /// Ids that the tokenizer knows: one more than its largest id.
+    pub vocab_known: u32,
+    /// Texts that must be control tokens.
+    pub control: Vec<String>,
+    /// Whether a chat template is expected.
+    pub chat_template: bool,
+    /// Dialect of tool calls.
+    pub tool_dialect: ToolDialect,
+}
+
+/// Settings of each target; a target without a section cannot be compiled for.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Targets {
+    /// The host processor.
+    pub cpu: Option<TargetSettings>,
+    /// NVIDIA Hopper.
+    pub sm90: Option<TargetSettings>,
+}
+
+/// Settings of one target.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetSettings {
+    /// Element type of the KV cache.
+    pub kv_dtype: DType,
+    /// Tokens in a KV page; a power of two.
+    pub page_tokens: u32,
+    /// Memory of the KV pool unless the server is told otherwise.
+    pub kv_memory_mib: u32,
+    /// Sequences of each decode class, rising.
+    pub decode: Vec<u32>,
+    /// Tokens and sequences of each mixed class, rising.
+    pub mixed: Vec<(u32, u32)>,
+}
+
+impl TargetSettings {
+    /// The classes, decode first, cut to `seqs_max` sequences.
+    pub fn classes(&self, seqs_max: u32) -> Vec<BatchClass> {
+        let mut decode: Vec<u32> = self.decode.iter().map(|&seqs| seqs.min(seqs_max)).collect();
+        decode.dedup();
+        let mut mixed: Vec<(u32, u32)> = self.mixed.iter().map(|&(tokens, seqs)| (tokens, seqs.min(seqs_max))).collect();
+        mixed.dedup();
+        let decode = decode.into_iter().map(|seqs| BatchClass::Decode { seqs });
+        decode.chain(mixed.into_iter().map(|(tokens, seqs)| BatchClass::Mixed { tokens, seqs })).collect()
+    }
+
+    /// Sequences of the largest class.
+    pub fn seqs_max(&self) -> u32 {
+        self.decode.iter().copied().chain(self.mixed.iter().map(|&(_, seqs)| seqs)).max().unwrap_or(0)
+    }
+}
+
+impl Profile {
+    /// Reads a built-in profile by name, or a `.toml` file by path.
+    ///
+    /// # Errors
+    /// If there is none, or it is not a valid profile.
+    pub fn load(name: &str) -> Result<Self, ProfileError> {
+        if let Some(found) = builtin(name) {
+            return Self::parse(found.name, found.toml);
+        }
+        let path = Path::new(name);
+        if path.extension().is_none_or(|ext| ext != "toml") {
+            let known = BUILTIN.iter().map(|b| b.name).collect::<Vec<_>>().join(", ");
+            return Err(ProfileError::Unknown { name: name.to_owned(), known });
+        }
+        let text = read_bounded(path).map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
+        Self::parse(name, &text)
+    }
+
+    /// Parses and checks TOML text. `name` is for messages.
+    ///
+    /// # Errors
+    /// If the text is not TOML, a key is unknown or missing, or values do not go together.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
+        let parsed = toml::from_str::<Self>(text);
+        let mut profile = parsed.map_err(|source| ProfileError::Parse { name: name.to_owned(), source: Box::new(source) })?;
+        profile.toml = text.to_owned();
+        let problems = profile.problems();
+        if problems.is_empty() { Ok(profile) } else { Err(ProfileError::Invalid { name: name.to_owned(), problems }) }
+    }
+
+    /// Settings of a target.
+    ///
+    /// # Errors
+    /// If the profile has none for it.
+    pub fn settings(&self, target: Target) -> Result<&TargetSettings, ProfileError> {
+        let found = match target {
+            Target::Cpu => self.target.cpu.as_ref(),
+            Target::Sm90 => self.target.sm90.as_ref(),
+        };
+        found.ok_or_else(|| ProfileError::NoTarget { name: self.name.clone(), target })
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let mut problems = self.dims.problems();
+        let mut check = |ok: bool, problem: String| {
+            if !ok {
+                problems.push(problem);
+            }
+        };
+        check(is_name(&self.name), format!("name `{}` must be of letters, digits, `.`, `_` and `-`", self.name));
+        check(self.dtype == DType::Bf16, format!("dtype is {}, only bf16 is implemented", self.dtype));
+        check((1..=WIDTH_MAX).contains(&self.context_max), format!("context_max is {}, allowed 1..={WIDTH_MAX}", self.context_max));
+        let known = self.tokenizer.vocab_known;
+        check(known <= self.dims.vocab, format!("vocab_known is {known}, more than vocab {}", self.dims.vocab));
+        let Numerics { norm_eps, rope_theta, rope_scaling: _ } = self.numerics;
+        check(norm_eps > 0.0 && norm_eps < 1.0, format!("norm_eps is {norm_eps}, must be in (0, 1)"));
+        check(rope_theta > 1.0 && rope_theta.is_finite(), format!("rope_theta is {rope_theta}, must be above 1"));
+        for (target, settings) in [("cpu", &self.target.cpu), ("sm90", &self.target.sm90)] {
+            problems.extend(settings.iter().flat_map(|s| s.problems()).map(|p| format!("target.{target}: {p}")));
+        }
+        problems
+    }
+}
+
+impl Dims {
+    fn problems(&self) -> Vec<String> {
+        let Self { layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tied: _ } = *self;
+        let mut problems = Vec::new();
+        for (name, value, max) in [
+            ("layers", layers, COUNT_MAX),
+            ("hidden", hidden, WIDTH_MAX),
+            ("intermediate", intermediate, WIDTH_MAX),
+            ("heads", heads, COUNT_MAX),
+            ("kv_heads", kv_heads, COUNT_MAX),
+            ("head_dim", head_dim, COUNT_MAX),
+            ("vocab", vocab, WIDTH_MAX),
+        ] {
+            if value == 0 || value > max {
+                problems.push(format!("dims.{name} is {value}, allowed 1..={max}"));
+            }
+        }
+        if kv_heads != 0 && heads % kv_heads != 0 {
+            problems.push(format!("dims.heads {heads} is not a multiple of dims.kv_heads {kv_heads}"));
+        }
+        for (name, value, multiple) in [("head_dim", head_dim, 2), ("hidden", hidden, 2), ("intermediate", intermediate, 16)] {
+            if value % multiple != 0 {
+                problems.push(format!("dims.{name} {value} is not a multiple of {multiple}"));
+            }
+        }
+        problems
+    }
+}
+
+impl TargetSettings {
+    fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if !self.page_tokens.is_power_of_two() || self.page_tokens > 1024 {
+            problems.push(format!("page_tokens is {}, must be a power of two up to 1024", self.page_tokens));
+        }
+        if !matches!(self.kv_dtype, DType::F32 | DType::Bf16) {
+            problems.push(format!("kv_dtype is {}, must be f32 or bf16", self.kv_dtype));
+        }
+        if self.decode.is_empty() || self.mixed.is_empty() {
+            problems.push("decode and mixed need at least one class each".to_owned());
+        }
+        let rising = self.decode.windows(2).all(|w| w[0] < w[1]) && self.mixed.windows(2).all(|w| w[0] < w[1]);
+        if !rising {
+            problems.push("batch classes must rise".to_owned());
+        }
+        let bounds = self.decode.iter().chain(self.mixed.iter().flat_map(|(tokens, seqs)| [tokens, seqs]));
+        if bounds.clone().any(|&n| n == 0 || n > WIDTH_MAX) || self.decode.len() + self.mixed.len() > COUNT_MAX as usize {
+            problems.push(format!("bounds of batch classes must be 1..={WIDTH_MAX}"));
+        }
+        problems
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
+}
+
+fn read_bounded(path: &Path) -> std::io::Result<String> {
+    let size = std::fs::metadata(path)?.len();
+    if size > PROFILE_BYTES_MAX {
+        return Err(std::io::Error::other(format!("is {size} bytes, a profile has at most {PROFILE_BYTES_MAX}")));
+    }
+    std::fs::read_to_string(path)
+}
