@@ -157,21 +157,23 @@ def qkv_rope_append(m, warps):
                     v_plane[slot, head - heads_q - heads_kv, half + i] = T.cast(acc[2], BF16)
 
     blocks, threads = width // 2 // warps, warps * WARP
-    VECTOR, WEIGHTS, PLANE = T.Tensor((k,), BF16), T.Tensor((width, k), BF16), T.Tensor((slots, heads_kv, head_dim), BF16)
-    TABLE, ONE, QUERY = T.Tensor((context, head_dim), F32), T.Tensor((1,), I32), T.Tensor((heads_q * head_dim,), BF16)
+    # One annotation object names one buffer: every parameter needs its own.
+    vector, weights = lambda: T.Tensor((k,), BF16), lambda: T.Tensor((width, k), BF16)
+    plane, table = lambda: T.Tensor((slots, heads_kv, head_dim), BF16), lambda: T.Tensor((context, head_dim), F32)
+    one, query = lambda: T.Tensor((1,), I32), lambda: T.Tensor((heads_q * head_dim,), BF16)
     if has_bias:
 
         @T.prim_func
-        def main(x: VECTOR, norm_weight: VECTOR, weight: WEIGHTS, bias: T.Tensor((width,), BF16), rope_table: TABLE, positions: ONE,
-                 kv_slots: ONE, k_plane: PLANE, v_plane: PLANE, out: QUERY):
+        def main(x: vector(), norm_weight: vector(), weight: weights(), bias: T.Tensor((width,), BF16), rope_table: table(), positions: one(),
+                 kv_slots: one(), k_plane: plane(), v_plane: plane(), out: query()):
             with T.Kernel(blocks, threads=threads) as block:
                 body(x, norm_weight, weight, bias, rope_table, positions, kv_slots, k_plane, v_plane, out, block)
 
     else:
 
         @T.prim_func
-        def main(x: VECTOR, norm_weight: VECTOR, weight: WEIGHTS, rope_table: TABLE, positions: ONE, kv_slots: ONE, k_plane: PLANE,
-                 v_plane: PLANE, out: QUERY):
+        def main(x: vector(), norm_weight: vector(), weight: weights(), rope_table: table(), positions: one(), kv_slots: one(), k_plane: plane(),
+                 v_plane: plane(), out: query()):
             with T.Kernel(blocks, threads=threads) as block:
                 body(x, norm_weight, weight, x, rope_table, positions, kv_slots, k_plane, v_plane, out, block)
 
