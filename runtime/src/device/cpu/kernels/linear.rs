@@ -20,15 +20,13 @@ use crate::device::cpu::pool::{Pool, Scatter};
 /// Panels of one group at most.
 pub(crate) const GROUP_PANELS: usize = 4;
 /// Tokens of one tile at most.
-pub(crate) const TILE_TOKENS_MAX: usize = 10;
+pub(crate) const TILE_TOKENS_MAX: usize = 8;
 /// Tokens of one task at most: their activations stay in the second-level cache while panels pass by.
 const BLOCK_TOKENS: usize = 80;
 /// Weight bytes of one task at least, so that claiming it costs little.
 const TASK_BYTES_MIN: usize = 64 << 10;
 /// Tasks a thread, so that threads end together.
 const TASKS_PER_THREAD: usize = 16;
-/// How far ahead of its use a weight is fetched where several tiles share it, in bf16 elements.
-const PREFETCH_AHEAD: usize = 2048;
 
 /// What is added to the output.
 #[derive(Copy, Clone, Debug)]
@@ -134,7 +132,7 @@ pub(crate) unsafe fn run_task<V: Simd>(kernels: &Kernels, task: &LinearTask<'_>,
             let row = first_row + tile;
             // SAFETY: `linear` checked that all panels and rows are there.
             unsafe {
-                group_sums(kernels, task, group, group_panels, row, tokens, &mut sums);
+                group_sums(kernels, task, group, group_panels, row, tokens, tile == 0, &mut sums);
                 finish::<V>(task, group, group_panels, row, tokens, &sums);
             }
         }
@@ -150,6 +148,7 @@ unsafe fn group_sums(
     group_panels: usize,
     row: usize,
     tokens: usize,
+    is_first_tile: bool,
     sums: &mut [f32; GROUP_PANELS * TILE_TOKENS_MAX * LANES],
 ) {
     let mut done = 0;
@@ -159,9 +158,9 @@ unsafe fn group_sums(
         unsafe {
             let panel = task.weight.as_ptr().add((group + done) * LANES * task.k);
             let x = task.x.as_ptr().add(row * task.k);
-            // Where each weight is used once, the next group streams in while this one is at work: pages
-            // end the hardware's own streams every 4 KiB.
-            let ahead = if task.rows > kernels.tile_tokens { PREFETCH_AHEAD } else { task.group_panels * LANES * task.k };
+            // While the first tile is at work, the next group streams in: pages end the hardware's own
+            // streams every 4 KiB. Later tiles find their weights in the cache.
+            let ahead = if is_first_tile { task.group_panels * LANES * task.k } else { 0 };
             tile(panel, x, task.k, sums.as_mut_ptr().add(done * tokens * LANES), ahead);
         }
         done += panels;
