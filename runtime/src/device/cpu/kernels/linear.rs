@@ -84,6 +84,9 @@ pub(crate) type Tile = unsafe fn(*const u16, *const f32, usize, *mut f32, usize)
 /// If a slice is shorter than the shape says.
 pub(crate) fn linear(kernels: &Kernels, pool: &mut Pool, call: LinearCall<'_>) {
     let LinearCall { rows, n, k, swiglu, x, weight, bias, residual, out } = call;
+    if rows == 0 {
+        return;
+    }
     let panels = n.div_ceil(LANES);
     let out_width = if swiglu { n / 2 } else { n };
     assert!(k.is_multiple_of(2) && (!swiglu || n.is_multiple_of(2 * LANES)), "shape not supported");
