@@ -39,7 +39,7 @@ GUARD = 4096
 GUARD_BYTE = 0xA5
 SYMBOL_SIZES = (1, 2, 3, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 200, 255, 256, 300, 1000, 1024, 2049, 4096, 8192)
 TIME_SIZES = (1, 8, 32, 64, 128, 256, 1024, 2048, 4096, 8192)
-KV_PAGES = 1024
+KV_PAGES = 3000
 ROTATED_BYTES = 320 << 20
 """Weights of all rotating copies together: several times the L2 cache."""
 

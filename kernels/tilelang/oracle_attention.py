@@ -11,10 +11,6 @@ from oracle import BF16_TWICE, EXACT, NAN_BF16, Expect, Problem, output, random_
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 64, 100, 128, 129, 255, 512, 777, 1024, 2048, 5000)
 """Lengths that meet every edge of pages, units, chunks and tiles."""
-CACHED = 1 << 16
-"""Tokens in the cache of a problem, about."""
-DEPTH = 2000
-"""Tokens in the cache before a chunk, at most."""
 TABLE_STRIDE = 1031
 """Entries of a block-table row."""
 ROWS_MAX, BLOCK = 160, 32
@@ -36,10 +32,10 @@ def cache(heads, lengths, bound, rng):
     page, kv, dim = heads["page_tokens"], heads["kv"], heads["dim"]
     needed = [-(-n // page) for n in lengths]
     assert max(needed) <= TABLE_STRIDE, f"{max(lengths)} tokens do not fit into a block-table row"
-    pages = sum(needed) + 7
-    free = list(rng.permutation(pages))
-    tables = np.full((bound, TABLE_STRIDE), free.pop(), np.uint32)
-    planes = [np.full((pages, page, kv, dim), NAN_BF16, np.uint16) for _ in "kv"]
+    assert sum(needed) < bound.kv_pages, f"{sum(needed)} pages do not fit into a pool of {bound.kv_pages}"
+    free = list(rng.permutation(bound.kv_pages))
+    tables = np.full((bound.seqs, TABLE_STRIDE), free.pop(), np.uint32)
+    planes = [np.full((bound.kv_pages, page, kv, dim), NAN_BF16, np.uint16) for _ in "kv"]
     contents = []
     for seq, (length, count) in enumerate(zip(lengths, needed)):
         owned = np.array([free.pop() for _ in range(count)], np.int64)
@@ -62,7 +58,7 @@ def computed(chunk, rng):
 def ragged(lengths, chunks, heads, bound, rng):
     """A step whose sequence s has `lengths[s]` tokens in the cache, the last `chunks[s]` of them new."""
     q, dim = heads["q"], heads["dim"]
-    planes, tables, contents = cache(heads, lengths, bound.seqs, rng)
+    planes, tables, contents = cache(heads, lengths, bound, rng)
     starts = np.concatenate([[0], np.cumsum(chunks)])
     query = random_bf16(rng, (bound.tokens, q * dim))
     query[starts[-1]:] = NAN_BF16
@@ -94,7 +90,8 @@ def ragged(lengths, chunks, heads, bound, rng):
 
 def attend_decode(op, sizes, bound, rng):
     """One query row a sequence; every fifth sequence is empty where there are many."""
-    longest = max(min(CACHED // sizes.seqs, LENGTHS[-1]), 48)
+    page = op["heads"]["page_tokens"]
+    longest = min((bound.kv_pages - 1) // sizes.seqs * page, LENGTHS[-1])
     edges = [n for n in LENGTHS if n <= longest][::-1][:sizes.seqs]
     lengths = edges + [int(n) for n in rng.integers(1, longest + 1, sizes.seqs - len(edges))]
     lengths = [lengths[i] for i in rng.permutation(sizes.seqs)]
@@ -108,7 +105,9 @@ def attend_mixed(op, sizes, bound, rng):
     chunks = np.ones(seqs, np.int64)
     long = rng.permutation(seqs)[:max(1, seqs // 2)]
     chunks[long] += rng.multinomial(sizes.tokens - seqs, rng.dirichlet(np.ones(len(long))))
-    lengths = [int(c + rng.integers(0, DEPTH)) if rng.random() < 0.7 else int(c) for c in chunks]
+    page = op["heads"]["page_tokens"]
+    depth = (bound.kv_pages - 1 - int(sum(-(-chunks // page)))) // seqs * page
+    lengths = [int(c + rng.integers(0, depth + 1)) if rng.random() < 0.7 else int(c) for c in chunks]
     return ragged(lengths, [int(c) for c in chunks], op["heads"], bound, rng)
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FAMILIES = [f for f in ("elementwise", "gemm", "gemv_m1", "skinny", "prefill", "attend_decode", "attend_mixed", "sample") if (HERE / f"{f}.py").exists()]
+FAMILIES = [f for f in ("elementwise", "gemm", "gemv_m1", "skinny", "prefill", "attend_decode", "attend_mixed", "attend_mixed_ws", "sample") if (HERE / f"{f}.py").exists()]
 
 
 def catalogue(families):
