@@ -1,8 +1,8 @@
 """Greedy ids of a bundle against a reference made by transformers (see profiles/*/reference.py).
 
-    python compare.py OXIDE_RUN BUNDLE REFERENCE.json
+    python compare.py OXIDE_RUN BUNDLE REFERENCE.json [GAP]
 
-Equal ids are demanded up to the first step whose top two logits lie within 0.05. Each prompt is run alone,
+Equal ids are demanded up to the first step whose top two logits lie within GAP (0.05; 0.25 for BF16 arithmetic). Each prompt is run alone,
 all of them together in one batch, and all of them again (a warm prefix cache) in the same process.
 """
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-GAP = 0.05
+GAP = float(sys.argv[4]) if len(sys.argv) > 4 else 0.05
 
 
 def binding(row):
