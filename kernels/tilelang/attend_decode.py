@@ -14,7 +14,8 @@ Chunks of a cut sequence leave partial sums in the workspace; the last one to ar
 order and returns the ticket to zero.
 
 Lengths, block tables and old pages are read before the wait on the producer kernel; the newest unit
-of a sequence and Q after it. Token rows past the end are clamped to the last token, so neither the
+of a sequence and Q after it. Blocks without work leave without waiting, so that the next kernel finds
+their room; the first block always waits, so that the kernel never ends before its producer. Token rows past the end are clamped to the last token, so neither the
 rest of a page nor unused table entries need hold anything.
 """
 
@@ -327,7 +328,8 @@ def attend_decode(q, kv, dim, page, t):
                     slot_of(block_tables, cur, cur[2], slot)
                     if cur[2] < cur[5]:
                         load_both(k_plane, v_plane, slot, cur[2], cur, g, c, k_regs, v_regs)
-            T.pdl_sync()
+            if at[3] != 0 or block == 0:
+                T.pdl_sync()
             if at[3] != 0:
                 load_q(x, cur, g, c, q_regs)
                 if cur[3] > 0 and cur[2] == cur[5]:

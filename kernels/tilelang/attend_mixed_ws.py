@@ -10,7 +10,8 @@ they derive from the metadata: sequence by sequence, last query tile first, sinc
 Key tiles start at multiples of `BLOCK_N` and go from the diagonal to the left; a masked key weighs
 exactly 0, so a row's bits depend neither on how its prompt was cut nor on its tile or neighbours.
 
-A key tile is kept as two panels of 64 columns, so that a page is one box of a panel. What the boxes
+Blocks without a tile leave without waiting for the producer kernel, except the first, so that the
+kernel never ends before its producer. A key tile is kept as two panels of 64 columns, so that a page is one box of a panel. What the boxes
 bring from behind the last token is masked in the scores and zeroed in V before its first use.
 """
 
@@ -149,7 +150,8 @@ def attend_mixed_ws(q, kv, dim, page, tokens_a_block):
             if thread < WARP:
                 build(query_starts, kv_lens, seqs, thread, first)
             T.sync_threads()
-            T.pdl_sync()
+            if block == 0 or block < first[SEQS_MAX] * kv:
+                T.pdl_sync()
             tile[0] = block
             ring[0] = 0
             if thread >= CONSUMERS:

@@ -11,7 +11,7 @@ its bin: the few ids of the bin (or of all bins up to it) are gathered and ranke
 A bin of many ids is first refined, by finer digits of the distance and finally by logit and id.
 
 The logits are overwritten with bias and penalties. Parameters are read before the wait on the producer
-kernel, logits after it. The log-probability of an id with penalties is computed from its penalised
+kernel, logits after it; blocks without a row leave without waiting. The log-probability of an id with penalties is computed from its penalised
 logit by undoing them, which costs a few units in the last place of the logit.
 """
 
@@ -530,8 +530,7 @@ def sample(vocab, known):
             if row < rows:
                 for i in T.unroll(ROW_WORDS):
                     words[i] = sampling[row, i]
-            T.pdl_sync()
-            if row < rows:
+                T.pdl_sync()
                 # ---- every block: the peak of its part
                 # state: 0 masked, 1 log-probabilities wanted, 2 alternatives, 3 greedy, 4 penalties, 5 id, 6 whether the block finishes the row
                 state[0] = words[FLAGS] & HAS_MASK
