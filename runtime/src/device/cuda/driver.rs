@@ -615,16 +615,24 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let bytes = pitch * rows.saturating_sub(1) + width;
         let source = from.bytes().get(at..at + bytes).ok_or_else(|| out_of_range("cuMemcpy2DAsync_v2"))?;
-        // SAFETY: an all-zero descriptor is valid; the fields that matter are set below.
-        let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-        copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
-        copy.srcHost = source.as_ptr().cast();
-        copy.srcPitch = pitch;
-        copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-        copy.dstDevice = to.0;
-        copy.dstPitch = pitch;
-        copy.WidthInBytes = width;
-        copy.Height = rows;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            srcHost: source.as_ptr().cast(),
+            srcDevice: 0,
+            srcArray: null_mut(),
+            srcPitch: pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: null_mut(),
+            dstDevice: to.0,
+            dstArray: null_mut(),
+            dstPitch: pitch,
+            WidthInBytes: width,
+            Height: rows,
+        };
         cu!(cuMemcpy2DAsync_v2(&copy, self.0))
     }
 
