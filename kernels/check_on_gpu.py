@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Checks and times every sm90 artifact on a GPU machine. Needs numpy and the CUDA driver, nothing else.
 
-    python3 kernels/check_on_gpu.py [--only PATTERN] [--json FILE] [--no-time]
+    python3 kernels/check_on_gpu.py --no-time --jobs 8 --json FILE     correctness, eight kernels at once
+    python3 kernels/check_on_gpu.py --time-only --json FILE            times
+    python3 kernels/check_on_gpu.py --only PATTERN                     both, for some
 
 Per kernel and step size: random operands, poisoned outputs, NaN in rows beyond the step, buffers and
 tensor maps of a larger class than the step; the result against the float64 oracle; guard bytes after
@@ -13,6 +15,7 @@ rotating copies of the weights, plain and with PDL. Each kernel runs in a proces
 """
 
 import argparse
+import concurrent.futures
 import ctypes
 import fnmatch
 import json
@@ -156,10 +159,11 @@ def upload(driver, images):
     return addresses
 
 
-def restore(driver, images, addresses):
-    """Puts every operand back to its first contents."""
+def restore(driver, images, addresses, only=None):
+    """Puts every operand, or those of `only`, back to its first contents."""
     for key, image in images.items():
-        driver.write(addresses[key], image)
+        if only is None or key in only:
+            driver.write(addresses[key], image)
         driver.fill(addresses[key] + image.nbytes, GUARD_BYTE, GUARD)
 
 
@@ -205,8 +209,10 @@ def check_step(driver, kernel, sizes, bound, seed):
         return record | {"ok": True, "dry": True}
     addresses = upload(driver, images)
 
+    changing = set(written(manifest)) | {role_key(item["role"]) for item in manifest["workspace"]}
+
     def run(launch_with):
-        restore(driver, images, addresses)
+        restore(driver, images, addresses, changing)
         launch_with()
         driver.synchronize()
         return results(driver, manifest, images, addresses)
@@ -301,7 +307,7 @@ def check_kernel(manifest, args):
     seed = zlib.crc32(manifest["name"].encode())
     steps = step_sizes(manifest, SYMBOL_SIZES, args.tokens_max)
     record = {"name": manifest["name"], "sha256": manifest["sha256"], "steps": [], "times": []}
-    for index, sizes in enumerate(steps):
+    for index, sizes in enumerate([] if args.time_only else steps):
         record["steps"].append(check_step(driver, kernel, sizes, bound_of(manifest, sizes), seed + index))
     if not args.dry and not args.no_time:
         record["times"] = [time_step(driver, kernel, sizes, seed) for sizes in step_sizes(manifest, TIME_SIZES, args.tokens_max)]
@@ -314,23 +320,25 @@ def check_isolated(name, args):
     command = [sys.executable, __file__, "--one", name, "--tokens-max", str(args.tokens_max)]
     command += ["--dry"] if args.dry else []
     command += ["--no-time"] if args.no_time else []
+    command += ["--time-only"] if args.time_only else []
+    started = time.time()
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
     except subprocess.TimeoutExpired:
         return {"name": name, "ok": False, "error": f"no end after {args.timeout} s", "steps": [], "times": []}
     if result.returncode:
         return {"name": name, "ok": False, "error": result.stderr.strip()[-600:], "steps": [], "times": []}
-    return json.loads(result.stdout.splitlines()[-1])
+    return json.loads(result.stdout.splitlines()[-1]) | {"seconds": round(time.time() - started, 1)}
 
 
-def describe(record, seconds):
+def describe(record):
     """One line of the table."""
     errors = [e["of_tolerance"] for step in record["steps"] for e in step.get("errors", {}).values()]
     bad = [f"{step['tokens']}/{step['rows']}:{','.join(k for k, v in step.items() if v is False)}" for step in record["steps"] if not step["ok"]]
     times = " ".join(f"{t['rows'] if 'head' in record['name'] else t['tokens']}:{t.get('us_pdl', t['us'])}" for t in record["times"])
     state = "ok  " if record["ok"] else "FAIL"
     last = (record.get("error") or "").splitlines()[-1:]
-    return f"{state} {record['name']:42s} {len(record['steps']):2d} steps  worst {max(errors, default=0):6.3f}  {seconds:5.1f} s  {times} {' '.join(bad + last)}"
+    return f"{state} {record['name']:42s} {len(record['steps']):2d} steps  worst {max(errors, default=0):6.3f}  {record.get('seconds', 0):5.1f} s  {times} {' '.join(bad + last)}"
 
 
 def main():
@@ -338,6 +346,8 @@ def main():
     parser.add_argument("--only", action="append", metavar="PATTERN")
     parser.add_argument("--json", type=Path, help="write all records here")
     parser.add_argument("--no-time", action="store_true")
+    parser.add_argument("--time-only", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="kernels checked at once; more than 1 needs --no-time")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--tokens-max", type=int, default=8192)
     parser.add_argument("--timeout", type=int, default=300, help="seconds a kernel")
@@ -348,11 +358,13 @@ def main():
         print(json.dumps(check_kernel(manifests[args.one], args)))
         return 0
     names = [n for n in sorted(manifests) if not args.only or any(p in n or fnmatch.fnmatch(n, p) for p in args.only)]
+    if args.jobs > 1 and not (args.no_time or args.dry):
+        parser.error("--jobs above 1 would disturb the times: add --no-time")
     records = []
-    for name in names:
-        started = time.time()
-        records.append(check_isolated(name, args))
-        print(describe(records[-1], time.time() - started), flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for record in pool.map(lambda name: check_isolated(name, args), names):
+            records.append(record)
+            print(describe(record), flush=True)
     report = {"records": records} if args.dry else {"machine": Driver().identity(), "records": records}
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -6,14 +6,15 @@ step's size and the class bound are NaN: a kernel may compute them, nothing else
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Callable
 
 import numpy as np
 
 NONE = 0xFFFFFFFF
 NAN_BF16 = 0x7FC0
-CHUNK = 16384
-"""Weight rows converted to float64 at a time."""
+COLUMNS_MAX = 32768
+"""Wider projections are compared on a sample of columns."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,12 @@ class Sizes:
 
 @dataclass
 class Expect:
-    """What an operand must hold: `values` at the row indices `rows` (all of the first axis if None)."""
+    """What an operand must hold: `values` at the indices `rows` and `columns` (all if None)."""
 
     values: np.ndarray
     tolerance: Tolerance
     rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
 
 
 @dataclass
@@ -106,6 +108,20 @@ def sampled_rows(count, rng):
     return np.unique(np.concatenate([[0, count - 1], np.minimum(starts + rng.integers(0, 8, len(starts)), count - 1)]))
 
 
+def sampled_columns(n, rng):
+    """All columns, or several of every tile of a wide projection."""
+    if n <= COLUMNS_MAX:
+        return None
+    starts = np.arange(0, n, 32)
+    return np.unique(np.concatenate([[n - 1], np.minimum(starts + rng.integers(0, 32, len(starts)), n - 1)]))
+
+
+@lru_cache(maxsize=1)
+def weights(n, k):
+    """One random weight a shape: making gigabytes anew for every step takes longer than checking them."""
+    return random_bf16(np.random.default_rng(n * k), (n, k), 2 / np.sqrt(k))
+
+
 def output(bound, width, dtype):
     """A poisoned output."""
     return np.full((bound, width), NAN_BF16 if dtype == "bf16" else np.nan, np.uint16 if dtype == "bf16" else np.float32)
@@ -117,11 +133,6 @@ def output(bound, width, dtype):
 def rms_norm(x, weight, eps):
     """`x / sqrt(mean(x²) + eps) · weight`."""
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
-
-
-def matmul(x, weight):
-    """`x · weightᵀ`, converting the weight piecewise."""
-    return np.concatenate([x @ to_float(weight[at:at + CHUNK]).T for at in range(0, len(weight), CHUNK)], axis=1)
 
 
 def silu(x):
@@ -159,10 +170,10 @@ def _extent(manifest):
     return "rows" if "rows" in scalars + grid else "tokens"
 
 
-def _linear_inputs(linear, manifest, count, bound, rng):
+def _linear_inputs(linear, manifest, count, bound, rng, columns=None):
     """Operands of a projection, and its float64 result before rounding on sampled rows."""
     n, k = linear["n"], linear["k"]
-    arrays = {"x": activations(rng, count, bound, k), "weight": random_bf16(rng, (n, k), 2 / np.sqrt(k))}
+    arrays = {"x": activations(rng, count, bound, k), "weight": weights(n, k)}
     rows = sampled_rows(count, rng)
     x = to_float(arrays["x"][rows])
     if linear["norm"] is not None:
@@ -170,7 +181,7 @@ def _linear_inputs(linear, manifest, count, bound, rng):
         x = rms_norm(x, to_float(arrays["norm_weight"]), from_bits(linear["norm"]))
         if "norm" in manifest["numerics"]["rounding"]:
             x = to_float(to_bf16(x))
-    result = matmul(x, arrays["weight"])
+    result = x @ to_float(arrays["weight"] if columns is None else arrays["weight"][columns]).T
     if linear["bias"]:
         arrays["bias"] = random_bf16(rng, (n,))
         result += to_float(arrays["bias"])
@@ -182,13 +193,15 @@ def _linear_inputs(linear, manifest, count, bound, rng):
 def _linear(linear, manifest, sizes, bound, rng):
     symbol = _extent(manifest)
     count, bound = getattr(sizes, symbol), getattr(bound, symbol)
-    arrays, rows, result = _linear_inputs(linear, manifest, count, bound, rng)
+    plain = not linear["bias"] and not linear["residual"] and linear["act"] == "none"
+    columns = sampled_columns(linear["n"], rng) if plain else None
+    arrays, rows, result = _linear_inputs(linear, manifest, count, bound, rng, columns)
     if linear["residual"]:
         arrays["residual"] = activations(rng, count, bound, linear["n"])
         result += to_float(arrays["residual"][rows])
     out = manifest["contract"]["out"]
-    arrays["out"] = output(bound, result.shape[1], out)
-    return Problem(arrays, {"out": Expect(result, BF16_OUT if out == "bf16" else F32_OUT, rows)})
+    arrays["out"] = output(bound, linear["n"] // (2 if linear["act"] == "swi_glu" else 1), out)
+    return Problem(arrays, {"out": Expect(result, BF16_OUT if out == "bf16" else F32_OUT, rows, columns)})
 
 
 def _embed(op, manifest, sizes, bound, rng):
@@ -312,7 +325,8 @@ def problem(manifest, sizes, bound, rng):
 
 def worst(got, expect):
     """Largest violation as a multiple of the tolerance, and the largest error relative to rms."""
-    got = to_float(got if expect.rows is None else got[expect.rows]).reshape(expect.values.shape)
+    got = got if expect.rows is None else got[expect.rows]
+    got = to_float(got if expect.columns is None else got[:, expect.columns]).reshape(expect.values.shape)
     want = expect.values
     if want.size == 0:
         return 0.0, 0.0
