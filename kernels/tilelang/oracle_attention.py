@@ -107,6 +107,7 @@ def attend_mixed(op, sizes, bound, rng):
     chunks[long] += rng.multinomial(sizes.tokens - seqs, rng.dirichlet(np.ones(len(long))))
     page = op["heads"]["page_tokens"]
     depth = (bound.kv_pages - 1 - int(sum(-(-chunks // page)))) // seqs * page
+    depth = min(depth, TABLE_STRIDE * page - int(max(chunks)))
     lengths = [int(c + rng.integers(0, depth + 1)) if rng.random() < 0.7 else int(c) for c in chunks]
     return ragged(lengths, [int(c) for c in chunks], op["heads"], bound, rng)
 
