@@ -12,7 +12,7 @@ use crate::schedule;
 use crate::seal::{self, SealError};
 use oxide_bundle::dtype::DType;
 use oxide_bundle::dump::PlanText;
-use oxide_bundle::manifest::{GoldenStatus, Ledger, Limits, Target};
+use oxide_bundle::manifest::{Golden, GoldenStatus, Ledger, Limits, Target};
 use oxide_bundle::plan::KvGeometry;
 use oxide_bundle::step::StepBounds;
 use serde::Serialize;
@@ -263,8 +263,24 @@ pub fn compile(request: &Request, progress: &mut dyn Progress) -> Result<Report,
     draft.write_weights(&checkpoint, progress)?;
     draft.seal(progress)?;
     if request.golden == GoldenStatus::Proven {
-        let golden = golden::prove(draft.path(), request, &checkpoint, progress)?;
+        let golden = match request.target {
+            Target::Cpu => golden::prove(draft.path(), request, &checkpoint, progress)?,
+            Target::Sm90 => golden_on_cpu(request, &checkpoint, progress)?,
+        };
         draft.prove(golden, progress)?;
     }
     Ok(draft.publish()?)
+}
+
+/// Golden vectors of a target that this machine may not have: the same profile and checkpoint lowered for
+/// cpu into a file beside the output, which is removed again.
+fn golden_on_cpu(request: &Request, checkpoint: &Checkpoint, progress: &mut dyn Progress) -> Result<Golden, CompileError> {
+    let mut output = request.output.clone().into_os_string();
+    output.push(".golden");
+    let cpu = Request { target: Target::Cpu, output: output.into(), seqs_max: None, ..request.clone() };
+    let (_, unit, settings) = lower(&cpu)?;
+    let mut draft = seal::Draft::new(&cpu, limits(&cpu)?, &unit, &settings, checkpoint)?;
+    draft.write_weights(checkpoint, progress)?;
+    draft.seal(progress)?;
+    Ok(golden::prove(draft.path(), request, checkpoint, progress)?)
 }

@@ -282,6 +282,9 @@ fn provenance(request: &Request, checkpoint: &Checkpoint) -> Result<Provenance, 
     let mut options: BTreeMap<String, String> =
         flags.into_iter().filter_map(|(flag, value)| Some((flag.to_owned(), value?.to_string()))).collect();
     options.insert("target".to_owned(), request.target.to_string());
+    if request.golden == GoldenStatus::Unproven {
+        options.insert("no-golden".to_owned(), "true".to_owned());
+    }
     Ok(Provenance {
         compiler: env!("CARGO_PKG_VERSION").to_owned(),
         profile_toml: request.profile.toml.clone(),

@@ -8,7 +8,7 @@
 //! place instead of rewriting one, so an old mapping stays whole. On network file systems, where a page
 //! that cannot be fetched is a SIGBUS too, use [`Access::Copy`].
 
-use memmap2::{Advice, Mmap, MmapMut};
+use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -29,6 +29,7 @@ pub enum Access {
 #[derive(Debug)]
 pub struct Mapping {
     map: Option<Mmap>,
+    access: Access,
 }
 
 impl Mapping {
@@ -44,7 +45,7 @@ impl Mapping {
         }
         let length = usize::try_from(metadata.len()).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         match (length, access) {
-            (0, _) => Ok(Self { map: None }),
+            (0, _) => Ok(Self { map: None, access }),
             (_, Access::Map) => Self::map(&file, length),
             (_, Access::Copy) => Self::filled(length, |buffer| file.read_exact_at(buffer, 0)),
         }
@@ -56,7 +57,7 @@ impl Mapping {
     /// If memory is short.
     pub fn from_bytes(bytes: &[u8]) -> io::Result<Self> {
         if bytes.is_empty() {
-            return Ok(Self { map: None });
+            return Ok(Self { map: None, access: Access::Copy });
         }
         Self::filled(bytes.len(), |buffer| {
             buffer.copy_from_slice(bytes);
@@ -82,19 +83,36 @@ impl Mapping {
         }
     }
 
+    /// Lets go of a range's resident pages; using them again reads them from the file again. For programs
+    /// that pass through a large file and must stay small. Memory that is a copy stays as it is.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn release(&self, range: Range<usize>) -> io::Result<()> {
+        let (Some(map), Access::Map) = (&self.map, self.access) else { return Ok(()) };
+        let start = range.start.min(map.len());
+        let length = range.end.min(map.len()).saturating_sub(start);
+        if length == 0 {
+            return Ok(());
+        }
+        // SAFETY: the map is read-only and shared with its file, so a page that is dropped comes back with
+        // the same bytes; copies, whose pages would come back as zeros, were excluded above.
+        unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) }
+    }
+
     fn map(file: &File, length: usize) -> io::Result<Self> {
-        // SAFETY: the mapping is private and read-only. Its one hazard is that another process
+        // SAFETY: the mapping is read-only. Its one hazard is that another process
         // changes the file while it is mapped: bytes may then change under checks already done, or
         // fault. Bundles are renamed into place whole and never written again; the module doc says
         // what happens to one that is.
         let map = unsafe { memmap2::MmapOptions::new().len(length).map(file) }?;
-        Ok(Self { map: Some(map) })
+        Ok(Self { map: Some(map), access: Access::Map })
     }
 
     fn filled(length: usize, fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<Self> {
         let mut map = MmapMut::map_anon(length)?;
         fill(&mut map)?;
-        Ok(Self { map: Some(map.make_read_only()?) })
+        Ok(Self { map: Some(map.make_read_only()?), access: Access::Copy })
     }
 }
 

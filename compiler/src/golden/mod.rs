@@ -65,13 +65,13 @@ pub enum GoldenError {
     },
 }
 
-/// Makes golden vectors from the sealed file at `path`.
+/// Makes golden vectors by running the sealed cpu bundle at `path`.
 ///
 /// # Errors
 /// If the model does not run, or differs from the profile's reference.
 pub fn prove(path: &Path, request: &Request, checkpoint: &Checkpoint, progress: &mut dyn Progress) -> Result<Golden, GoldenError> {
     let prompts = reference::prompts(&request.profile, checkpoint)?;
-    let greedy = run::greedy(path, &prompts, progress)?;
+    let greedy = run::greedy(path, &prompts, request.target, progress)?;
     let tokenizer = text::tokenizer_vectors(checkpoint, &prompts)?;
     let template = text::template_vectors(checkpoint, &request.profile, &prompts)?;
     Ok(Golden { greedy, tokenizer, template })

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 /// Multiply-adds that the golden step may take, about: some seconds on two cores.
 const WORK_MAX: u64 = 400_000_000_000;
+/// The same without a reference, when the portable instructions are used.
+const PORTABLE_WORK_MAX: u64 = 120_000_000_000;
 /// Completion ids of a prompt at most.
 const IDS_MAX: usize = 32;
 /// Texts completed when the profile ships no reference.
@@ -53,11 +55,11 @@ struct Entry {
 /// The prompts whose work fits the budget, in order.
 pub(super) fn prompts(profile: &Profile, checkpoint: &Checkpoint) -> Result<Vec<Prompt>, GoldenError> {
     let shipped = builtin(&profile.name).and_then(|found| found.reference);
-    let all = match shipped {
-        Some(text) => referenced(text)?,
-        None => own(checkpoint)?,
+    let (all, work_max) = match shipped {
+        Some(text) => (referenced(text)?, WORK_MAX),
+        None => (own(checkpoint)?, PORTABLE_WORK_MAX),
     };
-    let mut left = WORK_MAX / parameters(profile).max(1);
+    let mut left = work_max / parameters(profile).max(1);
     let mut chosen = Vec::new();
     for prompt in all {
         let tokens = prompt.ids.len() + prompt.count;
@@ -97,7 +99,7 @@ fn own(checkpoint: &Checkpoint) -> Result<Vec<Prompt>, GoldenError> {
             }
             None => tokenizer.encode_prompt(text).map_err(|error| failed(error.to_string()))?,
         };
-        prompts.push(Prompt { name: name.to_owned(), ids, count: IDS_MAX / 2, reference: None });
+        prompts.push(Prompt { name: name.to_owned(), ids, count: IDS_MAX / 4, reference: None });
     }
     Ok(prompts)
 }

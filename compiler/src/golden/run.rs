@@ -3,38 +3,84 @@
 use super::GoldenError;
 use super::reference::Prompt;
 use crate::progress::{Phase, Progress};
-use oxide_bundle::Mode;
-use oxide_bundle::manifest::GoldenGreedy;
+use oxide_bundle::Bundle;
+use oxide_bundle::container::Bytes;
+use oxide_bundle::manifest::{GoldenGreedy, Target};
 use oxide_bundle::step::{NONE, SamplingRow, TOP_LOGPROBS_MAX};
-use oxide_runtime::device::cpu::{CpuDevice, CpuOptions};
+use oxide_runtime::device::cpu::{CpuDevice, CpuOptions, Isa};
 use oxide_runtime::device::{Device, StepInputs, StepOutputs};
-use oxide_runtime::open::{OpenOptions, open_bundle};
+use oxide_runtime::mapping::{Access, Mapping};
+use oxide_runtime::open::{OpenError, Weights};
+use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 /// Distance of the two largest logits under which float32 implementations may legitimately differ.
-const GAP_MIN: f32 = 0.05;
+const GAP_MIN_F32: f32 = 0.05;
+/// The same for a target that computes in BF16.
+const GAP_MIN_BF16: f32 = 0.25;
+/// Weights larger than this are let go of while the model runs, so that a compile stays small.
+const RESIDENT_BYTES_MAX: usize = 256 << 20;
+/// How often they are let go of.
+const RELEASE_EVERY: Duration = Duration::from_millis(4);
 
-/// Completes every prompt of the bundle at `path` and compares with its reference.
-pub(super) fn greedy(path: &Path, prompts: &[Prompt], progress: &mut dyn Progress) -> Result<Vec<GoldenGreedy>, GoldenError> {
-    let opened = open_bundle(path, OpenOptions { mode: Mode::Metadata, ..OpenOptions::default() })?;
-    let plan = Arc::clone(opened.bundle.plan());
-    let page_tokens = plan.kv().page_tokens;
+/// Completes every prompt with the cpu bundle at `path` and compares with its reference. Ids bind as
+/// `target` computes.
+pub(super) fn greedy(
+    path: &Path,
+    prompts: &[Prompt],
+    target: Target,
+    progress: &mut dyn Progress,
+) -> Result<Vec<GoldenGreedy>, GoldenError> {
+    let opening = |source: OpenError| GoldenError::Open(source);
+    let file = |source| OpenError::File { path: path.to_owned(), source };
+    let mapping = Arc::new(Mapping::open(path, Access::Map).map_err(|source| opening(file(source)))?);
+    let bundle = Bundle::parse(Arc::clone(&mapping) as Bytes);
+    let bundle = bundle.map_err(|source| opening(OpenError::Refused { path: path.to_owned(), source }))?;
+    let plan = Arc::clone(bundle.plan());
     let mut sequences = Vec::new();
     let mut pages = 0;
     for prompt in prompts {
-        let sequence = Sequence::new(prompt, pages, page_tokens);
+        let sequence = Sequence::new(prompt, pages, plan.kv().page_tokens);
         pages += sequence.pages;
         sequences.push(sequence);
     }
-    let options = CpuOptions { threads: None, isa: None, kv_pages: pages.max(1) };
-    let device = CpuDevice::link(plan, Arc::new(opened.weights.clone()), options)?;
+    let options = CpuOptions { threads: None, isa: instruction_set(prompts), kv_pages: pages.max(1) };
+    let device = CpuDevice::link(plan, Arc::new(Weights::of(&bundle)), options)?;
     let mut runner = Runner { device, inputs: StepInputs::default(), outputs: StepOutputs::default() };
     progress.start(Phase::Golden, sequences.iter().map(|sequence| (sequence.prompt.ids.len() + sequence.prompt.count) as u64).sum());
-    runner.prefill(&mut sequences, progress)?;
-    runner.decode(&mut sequences, progress)?;
+    while_releasing(&mapping, bundle.weights_range(), || {
+        runner.prefill(&mut sequences, progress)?;
+        runner.decode(&mut sequences, progress)
+    })?;
     progress.finish();
-    sequences.into_iter().map(Sequence::vector).collect()
+    sequences.into_iter().map(|sequence| sequence.vector(target)).collect()
+}
+
+/// Ids that a reference confirms are the same on every machine. Others are made with the portable
+/// instructions, which every machine has, so that every machine seals the same bytes.
+fn instruction_set(prompts: &[Prompt]) -> Option<Isa> {
+    prompts.iter().any(|prompt| prompt.reference.is_none()).then_some(Isa::Portable)
+}
+
+/// Runs `work` while the pages of large weights are let go of from time to time.
+fn while_releasing<T>(mapping: &Mapping, weights: Range<usize>, work: impl FnOnce() -> T) -> T {
+    if weights.len() <= RESIDENT_BYTES_MAX {
+        return work();
+    }
+    let (finished, waiting) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while waiting.recv_timeout(RELEASE_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                // A refusal costs memory, not correctness.
+                let _ = mapping.release(weights.clone());
+            }
+        });
+        let result = work();
+        drop(finished);
+        result
+    })
 }
 
 struct Sequence<'a> {
@@ -62,23 +108,25 @@ impl<'a> Sequence<'a> {
         self.first_page * self.page_tokens + position
     }
 
-    /// Leading ids up to the first near tie, of this run or of the reference.
-    fn vector(self) -> Result<GoldenGreedy, GoldenError> {
+    /// The leading ids up to the first near tie. With a reference they are the reference's, by its gaps.
+    fn vector(self, target: Target) -> Result<GoldenGreedy, GoldenError> {
         let Self { prompt, ids, gaps, .. } = self;
-        let reference = prompt.reference.as_ref();
-        let mut binding = 0;
-        for (position, (&found, &gap)) in ids.iter().zip(&gaps).enumerate() {
-            let expected = reference.and_then(|r| Some((*r.greedy.get(position)?, *r.gaps.get(position)?)));
-            let (expected, gap) = expected.map_or((found, gap), |(id, reference_gap)| (id, gap.min(reference_gap)));
-            if gap < GAP_MIN {
-                break;
+        if let Some(reference) = &prompt.reference {
+            let compared = ids.iter().zip(&reference.greedy).zip(&reference.gaps).enumerate();
+            for (position, ((&found, &expected), &gap)) in compared.take_while(|(_, (_, gap))| **gap >= GAP_MIN_F32) {
+                if found != expected {
+                    return Err(GoldenError::Differs { prompt: prompt.name.clone(), position, found, expected, gap });
+                }
             }
-            if found != expected {
-                return Err(GoldenError::Differs { prompt: prompt.name.clone(), position, found, expected, gap });
-            }
-            binding += 1;
         }
-        Ok(GoldenGreedy { name: prompt.name.clone(), prompt: prompt.ids.clone(), ids, binding })
+        let gaps = prompt.reference.as_ref().map_or(&gaps, |reference| &reference.gaps);
+        let gap_min = match target {
+            Target::Cpu => GAP_MIN_F32,
+            Target::Sm90 => GAP_MIN_BF16,
+        };
+        let binding = ids.iter().zip(gaps).take_while(|(_, gap)| **gap >= gap_min).count();
+        let ids = ids.into_iter().take(binding).collect();
+        Ok(GoldenGreedy { name: prompt.name.clone(), prompt: prompt.ids.clone(), ids, binding: binding as u32 })
     }
 }
 

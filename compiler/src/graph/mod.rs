@@ -22,7 +22,7 @@ use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::EdgeRef as _;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// A node of a graph. Ids order by creation and are never used again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,12 +115,11 @@ impl Graph {
         &mut self.weights[weight.index()]
     }
 
-    /// Weights that a node reads, in order of declaration.
+    /// Weights that a node reads, in order of first use.
     pub fn weights_used(&self) -> Vec<WeightRef> {
-        let mut used: Vec<WeightRef> = self.net.node_weights().flat_map(|slot| slot.node.weights.iter().copied()).collect();
-        used.sort_unstable();
-        used.dedup();
-        used
+        let mut seen = BTreeSet::new();
+        let all = self.order().into_iter().flat_map(|node| self.node(node).weights.iter().copied());
+        all.filter(|&weight| seen.insert(weight)).collect()
     }
 
     /// Adds a node; its result types follow from the operator.

@@ -326,14 +326,15 @@ impl Typing<'_> {
         self.count(1, 1)?;
         self.table(0, head_dim)?;
         let x = self.rows(0)?;
-        self.same("width of qkv", x.width, (q + 2 * kv) * head_dim)?;
-        Ok(vec![Rows { width: q * head_dim, ..x }.ty(), Type::Cache { layer }])
+        let heads = kv.saturating_mul(2).saturating_add(q);
+        self.same("width of qkv", x.width, heads.saturating_mul(head_dim))?;
+        Ok(vec![Rows { width: q.saturating_mul(head_dim), ..x }.ty(), Type::Cache { layer }])
     }
 
     fn attend(&self, q: u32, kv: u32, head_dim: u32) -> Inferred {
         self.count(2, 0)?;
         let x = self.rows(0)?;
-        self.same("width of q", x.width, q * head_dim)?;
+        self.same("width of q", x.width, q.saturating_mul(head_dim))?;
         if kv == 0 || q % kv != 0 {
             return Err(format!("attend has {q} query heads, not a multiple of {kv} key/value heads"));
         }

@@ -33,9 +33,10 @@ fn find(graph: &Graph, attend: NodeId) -> Option<Match> {
     let (rope_k, slice_v) = (appended.first()?.node, appended.get(1)?.node);
     let (slice_q, table) = rope_of_slice(graph, rope_q)?;
     let (slice_k, table_k) = rope_of_slice(graph, rope_k)?;
-    let (q_width, kv_width) = (q * head_dim, kv * head_dim);
+    let (q_width, kv_width) = (q.saturating_mul(head_dim), kv.saturating_mul(head_dim));
     let qkv = slice_at(graph, slice_q, 0, q_width)?;
-    let same = slice_at(graph, slice_k, q_width, kv_width)? == qkv && slice_at(graph, slice_v, q_width + kv_width, kv_width)? == qkv;
+    let same =
+        slice_at(graph, slice_k, q_width, kv_width)? == qkv && slice_at(graph, slice_v, q_width.saturating_add(kv_width), kv_width)? == qkv;
     let replaced = vec![append, rope_q, rope_k, slice_q, slice_k, slice_v];
     let op = Op::RopeAppend { layer, q, kv, head_dim };
     (same && table == table_k).then_some(Match { qkv, table, op, replaced })

@@ -4,7 +4,7 @@
 //! place; the plan's verifier recomputes liveness and would refuse a wrong decision.
 
 use super::{Choice, PassResult, Selection, Settings, Source, Unit};
-use crate::graph::{Graph, Type, Value, Weight, WeightRef};
+use crate::graph::{Graph, Op, Type, Value, Weight, WeightRef};
 use crate::schedule::{Buffer, Call, Entry, Schedule, access};
 use oxide_bundle::contract::Role;
 use oxide_bundle::ids::{BufferId, WeightId};
@@ -28,16 +28,9 @@ pub(super) fn run(unit: &mut Unit, settings: &Settings) -> PassResult {
     Ok(())
 }
 
-/// Weights in order of first use, so that a layer's are together.
+/// Weights slab by slab, in order of first use inside one.
 fn weight_order(graph: &Graph) -> Vec<WeightRef> {
-    let mut order = Vec::new();
-    for node in graph.order() {
-        for &weight in &graph.node(node).weights {
-            if !order.contains(&weight) {
-                order.push(weight);
-            }
-        }
-    }
+    let mut order = graph.weights_used();
     order.sort_by_key(|&weight| super::emit::slab(&graph.weight(weight).name));
     order
 }
@@ -134,8 +127,18 @@ fn last_reads(selection: &Selection) -> BTreeMap<Value, usize> {
     last
 }
 
-/// The weight that a value was made with, or its operator: `layers.0.qkv`, `attend`.
+/// Where a value comes from: its projection or norm (`layers.0.qkv`), or its operator (`layers.0.attend`).
 fn label(graph: &Graph, value: Value) -> String {
     let node = graph.node(value.node);
-    node.weights.first().map_or_else(|| node.op.name().to_owned(), |&weight| graph.weight(weight).name.clone())
+    let cache = graph.operands(value.node).into_iter().find_map(|operand| match graph.ty(operand) {
+        Type::Cache { layer } => Some(layer),
+        Type::Tensor { .. } | Type::Ids => None,
+    });
+    let named = node.weights.first().map(|&weight| graph.weight(weight).name.clone());
+    match (node.op, cache) {
+        (Op::RopeAppend { layer, .. }, _) => format!("layers.{layer}.q"),
+        (op, Some(layer)) => format!("layers.{layer}.{}", op.name()),
+        (Op::Linear { .. } | Op::RmsNorm { .. } | Op::Embed { .. }, None) => named.unwrap_or_else(|| node.op.name().to_owned()),
+        (op, None) => op.name().to_owned(),
+    }
 }

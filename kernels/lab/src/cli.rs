@@ -1,6 +1,6 @@
 //! Arguments, and which module answers them.
 
-use crate::{bench, demo, load};
+use crate::{bench, demo, load, synth};
 use clap::{Parser, Subcommand};
 
 /// Evidence for Oxide: demonstrations, synthetic checkpoints, benchmarks, load.
@@ -15,6 +15,8 @@ pub(crate) struct Args {
 enum Command {
     /// Compile the shipped model, serve it, ask it a question, print the answer and its speed
     Demo(demo::DemoArgs),
+    /// Write a Hugging Face folder of a profile's shape from a seed
+    Synth(synth::SynthArgs),
     /// Measure the engine on a bundle: decode steps, time to first token, a mix of requests
     Bench(bench::BenchArgs),
     /// Load a running OpenAI-compatible server with streaming completions
@@ -28,6 +30,7 @@ enum Command {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::Demo(args) => demo::run(&args),
+        Command::Synth(args) => synth::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Load(args) => load::run(&args),
     }

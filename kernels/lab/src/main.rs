@@ -6,6 +6,7 @@ mod client;
 mod demo;
 mod load;
 mod random;
+mod synth;
 
 use clap::Parser;
 use std::process::ExitCode;
