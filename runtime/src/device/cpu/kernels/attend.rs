@@ -13,7 +13,7 @@
 //! its own visible length alone. So the result of a row is the same bit for bit in any batch, chunk or split.
 
 use super::rope::HEAD_DIM_MAX;
-use super::simd::{LANES, Simd};
+use super::simd::{LANES, Simd, prefetch};
 use super::table::Kernels;
 use crate::device::cpu::kv::PlaneRef;
 use crate::device::cpu::pool::{Pool, Scatter};
@@ -30,6 +30,7 @@ const SCORE_ROWS: usize = 8;
 /// Value chains side by side: rows × vectors.
 const VALUE_ROWS: usize = 4;
 const VALUE_VECTORS: usize = 4;
+const CACHE_LINE: usize = 64;
 /// Before the accumulators of a split row-head: its `m` and `l`.
 const PARTIAL_HEAD: usize = 2;
 
@@ -355,7 +356,7 @@ impl<'a> Rows<'a> {
         let scores = memory.scores.as_mut_ptr().cast::<f32>();
         // SAFETY: `locate` checked every offset against both planes.
         unsafe {
-            self.scores::<V, E>(k, &memory, scores);
+            self.scores::<V, E>(k, v, &memory, scores);
             self.weights::<V>(&mut memory, scores);
             self.values::<V, E>(v, &memory, scores, sums);
         }
@@ -385,11 +386,17 @@ impl<'a> Rows<'a> {
 
     /// `scores[r][j] = q[r] · k[j] / sqrt(head_dim)`, sixteen keys at a time.
     #[inline(always)]
-    unsafe fn scores<V: Simd, E: Element>(&self, k: &[E], memory: &Block, scores: *mut f32) {
+    unsafe fn scores<V: Simd, E: Element>(&self, k: &[E], v: &[E], memory: &Block, scores: *mut f32) {
         let dim = self.task.head_dim;
         let mut keys = MaybeUninit::<[f32; HEAD_DIM_MAX * LANES]>::uninit();
         let keys = keys.as_mut_ptr().cast::<f32>();
         for first in (0..memory.positions).step_by(LANES) {
+            // Pages lie anywhere, so nothing else would fetch the values ahead of their use.
+            for offset in &memory.offsets[first..memory.positions.min(first + LANES)] {
+                for line in (0..dim).step_by(CACHE_LINE / size_of::<E>()) {
+                    prefetch(v.as_ptr().wrapping_add(offset + line));
+                }
+            }
             // SAFETY: offsets were checked by `locate`; `keys` has room for sixteen of them.
             unsafe {
                 for i in (0..dim).step_by(LANES) {

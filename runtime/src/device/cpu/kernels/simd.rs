@@ -123,7 +123,7 @@ fn fold(mut lanes: [f32; LANES], op: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// Asks for the cache line at `at` in the second-level cache; any address will do.
 #[inline(always)]
-pub(crate) fn prefetch(at: *const u16) {
+pub(crate) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: prefetches never fault, and SSE is part of x86-64.
     unsafe {
