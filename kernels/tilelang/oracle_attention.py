@@ -11,6 +11,8 @@ from oracle import BF16_TWICE, EXACT, NAN_BF16, Expect, Problem, output, random_
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 64, 100, 128, 129, 255, 512, 777, 1024, 2048, 5000)
 """Lengths that meet every edge of pages, units, chunks and tiles."""
+DEPTH_MAX = 4000
+"""Tokens in the cache before a chunk, at most."""
 TABLE_STRIDE = 1031
 """Entries of a block-table row."""
 ROWS_MAX, BLOCK = 160, 32
@@ -106,7 +108,7 @@ def attend_mixed(op, sizes, bound, rng):
     long = rng.permutation(seqs)[:max(1, seqs // 2)]
     chunks[long] += rng.multinomial(sizes.tokens - seqs, rng.dirichlet(np.ones(len(long))))
     page = op["heads"]["page_tokens"]
-    depth = (bound.kv_pages - 1 - int(sum(-(-chunks // page)))) // seqs * page
+    depth = min((bound.kv_pages - 1 - int(sum(-(-chunks // page)))) // seqs * page, DEPTH_MAX)
     depth = min(depth, TABLE_STRIDE * page - int(max(chunks)))
     lengths = [int(c + rng.integers(0, depth + 1)) if rng.random() < 0.7 else int(c) for c in chunks]
     return ragged(lengths, [int(c) for c in chunks], op["heads"], bound, rng)

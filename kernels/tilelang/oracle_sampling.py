@@ -69,14 +69,16 @@ def penalise(x, row, ids, counts):
 def in_order(values, count=None):
     """Ids above −∞ by falling value, ties by rising id, −0 equal to 0."""
     ids = np.flatnonzero(values > -np.inf)
-    return ids[np.lexsort((ids, -values[ids]))][:count]
+    if count is not None and count < len(ids):
+        ids = ids[values[ids] >= -np.partition(-values[ids], max(count - 1, 0))[max(count - 1, 0)]]
+    return ids[np.argsort(-values[ids], kind="stable")][:count]
 
 
 def draw(y, row):
     """The id drawn from penalised logits that are not all −∞."""
-    order = in_order(y)
     if row["temperature"] == 0 or row["top_k"] == 1 or row["top_p"] <= 0:
-        return int(order[0])
+        return int(in_order(y, 1)[0])
+    order = in_order(y)
     w = [int(v) for v in weights(y[order], y[order[0]], row["temperature"])]
     if row["top_k"]:
         w = w[:row["top_k"]]
@@ -152,8 +154,9 @@ def sample(op, manifest, sizes, bound, rng):
     """Rows of every kind of parameters over logits of every kind."""
     vocab, known, count = op["vocab"], op["vocab_known"], bound.rows
     words = -(-vocab // 32)
+    kinds = np.stack([some_logits(rng, index, vocab) for index in range(28)])
     arrays = {
-        "x": np.stack([some_logits(rng, int(rng.integers(0, 28)), vocab) for _ in range(count)]),
+        "x": kinds[rng.integers(0, 28, count)],
         "input.mask": rng.integers(0, 2**32, (count, words), dtype=np.uint32),
         "output.sampled_ids": np.full(count, 0xABABABAB, np.uint32),
         "output.sampled_logprobs": np.full(count, np.nan, np.float32),
