@@ -44,7 +44,7 @@ fn a_cancelled_request_is_gone_after_the_step_that_runs() {
 fn dropping_the_stream_cancels() {
     let engine = start(Script { step_time: Duration::from_millis(1), ..Script::default() }, EngineOptions::default()).0;
     for _ in 0..20 {
-        let mut stream = engine.submit(EngineRequest { n: 3, ..request(&prompt(1, 9), 100) }).unwrap();
+        let mut stream = engine.submit(EngineRequest { n: 3, ..request(&prompt(1, 9), 60) }).unwrap();
         while !matches!(stream.blocking_recv(), Some(EngineEvent::Token { .. })) {}
         drop(stream);
         wait_for(&engine, "pages back", |stats| stats.pages_in_use == 0 && stats.running == 0);

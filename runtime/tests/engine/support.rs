@@ -7,19 +7,19 @@ use oxide_runtime::engine::{
 };
 use std::time::{Duration, Instant};
 
-pub const VOCAB: u32 = 61;
+pub(crate) const VOCAB: u32 = 61;
 
-pub fn start(script: Script, options: EngineOptions) -> (EngineHandle, StepLog) {
+pub(crate) fn start(script: Script, options: EngineOptions) -> (EngineHandle, StepLog) {
     let device = ScriptedDevice::new(script);
     let (limits, log) = (device.limits(), device.log());
     (Engine::start(Box::new(device), limits, options), log)
 }
 
-pub fn engine() -> EngineHandle {
+pub(crate) fn engine() -> EngineHandle {
     start(Script::default(), EngineOptions::default()).0
 }
 
-pub fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
+pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
     EngineRequest {
         id: "test".to_owned(),
         prompt: prompt.to_vec(),
@@ -38,33 +38,33 @@ pub fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
 }
 
 /// `len` ids that depend on `seed`.
-pub fn prompt(seed: u32, len: u32) -> Vec<u32> {
+pub(crate) fn prompt(seed: u32, len: u32) -> Vec<u32> {
     (0..len).map(|index| (seed * 31 + index * index * 7 + index) % VOCAB).collect()
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum End {
+pub(crate) enum End {
     Finished(FinishReason),
     Failed(String),
     Rejected(RejectReason),
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    pub cached_tokens: Option<u32>,
-    pub tokens: Vec<Vec<u32>>,
-    pub logprobs: Vec<Vec<TokenLogprobs>>,
-    pub prompt: Vec<TokenLogprobs>,
-    pub ends: Vec<Option<End>>,
+pub(crate) struct Outcome {
+    pub(crate) cached_tokens: Option<u32>,
+    pub(crate) tokens: Vec<Vec<u32>>,
+    pub(crate) logprobs: Vec<Vec<TokenLogprobs>>,
+    pub(crate) prompt: Vec<TokenLogprobs>,
+    pub(crate) ends: Vec<Option<End>>,
 }
 
 impl Outcome {
-    pub fn new(choices: usize) -> Self {
+    pub(crate) fn new(choices: usize) -> Self {
         Self { tokens: vec![Vec::new(); choices], logprobs: vec![Vec::new(); choices], ends: vec![None; choices], ..Self::default() }
     }
 
     /// Adds an event; panics if it breaks the protocol.
-    pub fn add(&mut self, event: EngineEvent) {
+    pub(crate) fn add(&mut self, event: EngineEvent) {
         match event {
             EngineEvent::Admitted { cached_tokens } => {
                 assert_eq!(self.cached_tokens.replace(cached_tokens), None, "admitted twice");
@@ -92,14 +92,14 @@ impl Outcome {
         assert_eq!(self.ends[choice as usize].replace(end), None, "a second terminal event");
     }
 
-    pub fn only(&self) -> &[u32] {
+    pub(crate) fn only(&self) -> &[u32] {
         assert_eq!(self.ends, [Some(End::Finished(FinishReason::Length))]);
         &self.tokens[0]
     }
 }
 
 /// Reads a stream to its end.
-pub fn read(mut stream: EventStream, choices: usize) -> Outcome {
+pub(crate) fn read(mut stream: EventStream, choices: usize) -> Outcome {
     let mut outcome = Outcome::new(choices);
     while let Some(event) = stream.blocking_recv() {
         outcome.add(event);
@@ -108,13 +108,13 @@ pub fn read(mut stream: EventStream, choices: usize) -> Outcome {
     outcome
 }
 
-pub fn run(engine: &EngineHandle, request: EngineRequest) -> Outcome {
+pub(crate) fn run(engine: &EngineHandle, request: EngineRequest) -> Outcome {
     let choices = request.n as usize;
     read(engine.submit(request).expect("the request is accepted"), choices)
 }
 
 /// Submits all while the engine is paused, so that they run together.
-pub fn run_together(engine: &EngineHandle, requests: Vec<EngineRequest>) -> Vec<Outcome> {
+pub(crate) fn run_together(engine: &EngineHandle, requests: Vec<EngineRequest>) -> Vec<Outcome> {
     engine.pause();
     let streams: Vec<_> = requests.into_iter().map(|request| (request.n as usize, engine.submit(request).expect("accepted"))).collect();
     engine.resume();
@@ -122,7 +122,7 @@ pub fn run_together(engine: &EngineHandle, requests: Vec<EngineRequest>) -> Vec<
 }
 
 /// Waits until the statistics satisfy `holds`.
-pub fn wait_for(engine: &EngineHandle, what: &str, holds: impl Fn(&EngineStats) -> bool) -> EngineStats {
+pub(crate) fn wait_for(engine: &EngineHandle, what: &str, holds: impl Fn(&EngineStats) -> bool) -> EngineStats {
     let start = Instant::now();
     loop {
         let stats = engine.stats();
@@ -134,7 +134,7 @@ pub fn wait_for(engine: &EngineHandle, what: &str, holds: impl Fn(&EngineStats) 
     }
 }
 
-pub fn assert_idle(engine: &EngineHandle) {
+pub(crate) fn assert_idle(engine: &EngineHandle) {
     let stats = engine.stats();
     assert_eq!((stats.running, stats.waiting, stats.pages_in_use), (0, 0, 0), "{stats:?}");
     assert_eq!(stats.pages_free + stats.pages_cached, stats.pages_total, "{stats:?}");

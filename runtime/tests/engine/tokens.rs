@@ -77,7 +77,7 @@ fn preemption_changes_no_token() {
     for depth in [1, 2] {
         for preemptions_max in [0, 1, 100] {
             let options = EngineOptions { overcommit: true, preemptions_max, ..EngineOptions::default() };
-            let engine = start(Script { depth, kv_pages: 26, ..Script::default() }, options).0;
+            let engine = start(Script { depth, kv_pages: 27, ..Script::default() }, options).0;
             let outcomes = run_together(&engine, mixed_requests());
             let tokens: Vec<_> = outcomes.into_iter().map(|outcome| outcome.tokens).collect();
             assert_eq!(tokens, tokens_alone(), "depth {depth}, at most {preemptions_max} preemptions");
