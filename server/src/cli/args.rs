@@ -11,9 +11,15 @@ use oxide_runtime::mapping::Access;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 unexpected, 2 wrong command line, 3 request refused, 4 device refuses the bundle,
+5 engine failed, 6 golden vector not reproduced, 7 server failed, 8 input file unusable, 9 does not fit,
+10 tokenizer or template unusable, 18 bundle not found, 19 bundle unreadable, 20-99 bundle refused
+(docs/bundle-format.md), 130 interrupted";
+
 /// Runs a sealed bundle made by oxide-compile.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "oxide-run", version, about, subcommand_required = true, arg_required_else_help = true)]
+#[command(name = "oxide-run", version, about, after_help = EXIT_CODES, subcommand_required = true, arg_required_else_help = true)]
 pub struct Args {
     /// Bundle to run
     #[arg(value_name = "BUNDLE")]
@@ -177,25 +183,25 @@ pub(super) struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) min_tokens: u32,
     /// 0 is greedy [default: the model's]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(super) temperature: Option<f32>,
     /// Nucleus mass [default: the model's]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(super) top_p: Option<f32>,
     /// Tokens kept; 0 keeps all [default: the model's]
     #[arg(long, value_name = "K")]
     pub(super) top_k: Option<u32>,
     /// Smallest probability relative to the best [default: the model's]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(super) min_p: Option<f32>,
     /// 1 is off [default: the model's]
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(super) repetition_penalty: Option<f32>,
     /// 0 is off
-    #[arg(long, value_name = "R", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "R", default_value_t = 0.0, allow_negative_numbers = true)]
     pub(super) presence_penalty: f32,
     /// 0 is off
-    #[arg(long, value_name = "R", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "R", default_value_t = 0.0, allow_negative_numbers = true)]
     pub(super) frequency_penalty: f32,
     /// Seed of the random stream [default: from the clock]
     #[arg(long)]
