@@ -34,6 +34,8 @@ use std::sync::Arc;
 const DEPTH: usize = 2;
 /// Device memory left to the driver and its context.
 const MEMORY_RESERVE_BYTES: u64 = 512 << 20;
+/// Changed spans of the block tables that are sent one by one: beyond, one transfer of all rows is quicker.
+const TABLE_SPANS_MAX: usize = 32;
 /// Alignment of the parts of the reservation.
 const PART_ALIGN: u64 = 2 << 20;
 
@@ -94,6 +96,7 @@ pub struct CudaDevice {
     in_flight: VecDeque<InFlight>,
     next_slot: usize,
     table_shadow: Vec<u32>,
+    changed_rows: Vec<ChangedRow>,
     _modules: Vec<Module>,
     memory: Reservation,
     stream: Stream,
@@ -115,6 +118,13 @@ struct StagingSlot {
     inputs: PinnedMemory,
     outputs: PinnedMemory,
     done: Event,
+}
+
+/// Words `first..end` of a block-table row.
+struct ChangedRow {
+    row: usize,
+    first: usize,
+    end: usize,
 }
 
 struct InFlight {
@@ -157,6 +167,7 @@ impl CudaDevice {
             in_flight: VecDeque::new(),
             next_slot: 0,
             table_shadow: vec![0; table_words],
+            changed_rows: Vec::new(),
             _modules: modules,
             memory,
             stream,
@@ -236,10 +247,7 @@ impl CudaDevice {
         slots::write_hot(layout, inputs, padded, padding_slot, staging.bytes_mut());
         self.stream.upload(base, staging, 0, layout.hot_bytes as usize)?;
         let at = layout.offset(InputSlot::BlockTables);
-        if let Some((rows, width)) = self.stage_tables(inputs, slot, at) {
-            let stride = self.plan.bounds().pages_per_seq_max as usize * 4;
-            self.stream.upload_rows(base.offset(at), &self.slots[slot].inputs, at as usize, width, rows, stride)?;
-        }
+        self.send_tables(inputs, slot, at)?;
         let layout = &self.programs[entry].layout;
         for (which, bytes) in slots::cold_slots(inputs) {
             let at = layout.offset(which);
@@ -250,29 +258,40 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Stages the used part of the block tables if it differs from what the device has; rows and bytes to send.
-    fn stage_tables(&mut self, inputs: &StepInputs, slot: usize, at: u64) -> Option<(usize, usize)> {
+    /// Sends the parts of the block tables that differ from what the device has.
+    ///
+    /// In steady decode a sequence gets one new page in `page_tokens` steps, so a few words change: each
+    /// is a transfer of its own. When many rows change (another batch composition), rows go as one block.
+    fn send_tables(&mut self, inputs: &StepInputs, slot: usize, at: u64) -> Result<(), CudaError> {
         let stride = self.plan.bounds().pages_per_seq_max as usize;
-        let page_tokens = self.plan.kv().page_tokens;
-        let used = inputs.kv_lens.iter().map(|len| len.div_ceil(page_tokens) as usize).max()?;
-        let (mut first_changed, mut end_changed) = (usize::MAX, 0);
-        for (row, table) in inputs.block_tables.chunks_exact(stride).enumerate() {
+        self.changed_rows.clear();
+        for (row, (table, len)) in inputs.block_tables.chunks_exact(stride).zip(&inputs.kv_lens).enumerate() {
+            let used = len.div_ceil(self.plan.kv().page_tokens) as usize;
             let shadow = &mut self.table_shadow[row * stride..row * stride + used];
-            if *shadow != table[..used] {
-                shadow.copy_from_slice(&table[..used]);
-                first_changed = first_changed.min(row);
-                end_changed = row + 1;
+            if let Some(first) = shadow.iter().zip(&table[..used]).position(|(old, new)| old != new) {
+                shadow[first..].copy_from_slice(&table[first..used]);
+                self.changed_rows.push(ChangedRow { row, first, end: used });
             }
         }
-        if end_changed == 0 {
-            return None;
+        let base = self.memory.addresses.inputs.offset(at);
+        let staging = &mut self.slots[slot].inputs;
+        for &ChangedRow { row, first, end } in &self.changed_rows {
+            let word = row * stride + first;
+            slots::write_words(staging.bytes_mut(), at + 4 * word as u64, &self.table_shadow[word..row * stride + end], end - first, 0);
+            if self.changed_rows.len() <= TABLE_SPANS_MAX {
+                self.stream.upload(base.offset(4 * word as u64), staging, at as usize + 4 * word, 4 * (end - first))?;
+            }
         }
-        let staging = self.slots[slot].inputs.bytes_mut();
-        for row in 0..end_changed {
-            let words = &self.table_shadow[row * stride..row * stride + used];
-            slots::write_words(staging, at + (row * stride * 4) as u64, words, used, 0);
+        if self.changed_rows.len() <= TABLE_SPANS_MAX {
+            return Ok(());
         }
-        Some((end_changed, used * 4))
+        let rows = self.changed_rows.last().map_or(0, |changed| changed.row + 1);
+        let width = self.changed_rows.iter().map(|changed| changed.end).max().unwrap_or(0);
+        for row in 0..rows {
+            let words = &self.table_shadow[row * stride..row * stride + width];
+            slots::write_words(staging.bytes_mut(), at + (row * stride * 4) as u64, words, width, 0);
+        }
+        self.stream.upload_rows(base, staging, at as usize, width * 4, rows, stride * 4)
     }
 
     fn run_program(&mut self, entry: usize, bindings: Bindings) -> Result<(), CudaError> {
