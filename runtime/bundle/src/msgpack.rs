@@ -36,9 +36,10 @@ pub enum MsgpackError {
 /// If the value holds floats, maps with other than string keys, or nests too deeply.
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, MsgpackError> {
     let bytes = rmp_serde::to_vec_named(value).map_err(|error| MsgpackError::Unencodable(error.to_string()))?;
-    let mut sorted = Vec::with_capacity(bytes.len());
-    sort_maps(&bytes, 0, DEPTH_MAX, &mut sorted)?;
-    Ok(sorted)
+    let out = Vec::with_capacity(bytes.len());
+    let mut sorter = Sorter { bytes: &bytes, out, entries: Vec::new(), scratch: Vec::new() };
+    sorter.value(0, DEPTH_MAX)?;
+    Ok(sorter.out)
 }
 
 /// Decodes a canonical encoding.
@@ -220,50 +221,72 @@ fn length(bytes: &[u8], at: usize, width: u8, least: u64) -> Result<(usize, usiz
     }
 }
 
-/// Copies the value at `at` to `out` with the keys of every map sorted; returns where it ends.
-/// Reads only what [`encode`] has just written; recursion is bounded by `depth`.
-fn sort_maps(bytes: &[u8], at: usize, depth: usize, out: &mut Vec<u8>) -> Result<usize, MsgpackError> {
-    let item = Item::read(bytes, at).map_err(unencodable)?;
-    let mut next = item.end();
-    out.extend_from_slice(bytes.get(at..next).unwrap_or_default());
-    let too_deep = || MsgpackError::Unencodable("deeper than 16 levels".to_owned());
-    match item {
-        Item::Scalar { .. } | Item::Text(_) => {}
-        Item::Array { count, .. } => {
-            let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
-            for _ in 0..count {
-                next = sort_maps(bytes, next, depth, out)?;
-            }
-        }
-        Item::Map { count, .. } => {
-            let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
-            next = sort_map(bytes, next, count, depth, out)?;
-        }
-    }
-    Ok(next)
+/// Copies values with the keys of every map sorted. Reads only what [`encode`] has just written.
+struct Sorter<'a> {
+    bytes: &'a [u8],
+    out: Vec<u8>,
+    /// Key in `bytes` and entry in `out`, of every map that is being copied, innermost last.
+    entries: Vec<(Range<usize>, Range<usize>)>,
+    scratch: Vec<u8>,
 }
 
-fn sort_map(bytes: &[u8], at: usize, count: usize, depth: usize, out: &mut Vec<u8>) -> Result<usize, MsgpackError> {
-    let body = out.len();
-    let mut next = at;
-    let mut entries: Vec<(&[u8], Range<usize>)> = Vec::with_capacity(count.min(64));
-    for _ in 0..count {
-        let Item::Text(key) = Item::read(bytes, next).map_err(unencodable)? else {
-            return Err(MsgpackError::Unencodable("map key is not a string".to_owned()));
-        };
-        let start = out.len();
-        out.extend_from_slice(bytes.get(next..key.end).unwrap_or_default());
-        next = sort_maps(bytes, key.end, depth, out)?;
-        entries.push((bytes.get(key).unwrap_or_default(), start - body..out.len() - body));
-    }
-    if !entries.is_sorted_by_key(|(key, _)| *key) {
-        entries.sort_by_key(|(key, _)| *key);
-        let unsorted = out.split_off(body);
-        for (_, range) in entries {
-            out.extend_from_slice(unsorted.get(range).unwrap_or_default());
+impl Sorter<'_> {
+    /// Copies the value at `at`; returns where it ends. Recursion is bounded by `depth`.
+    fn value(&mut self, at: usize, depth: usize) -> Result<usize, MsgpackError> {
+        let item = Item::read(self.bytes, at).map_err(unencodable)?;
+        let mut next = item.end();
+        self.copy(at..next);
+        let inner = || depth.checked_sub(1).ok_or_else(|| MsgpackError::Unencodable("deeper than 16 levels".to_owned()));
+        match item {
+            Item::Scalar { .. } | Item::Text(_) => {}
+            Item::Array { count, .. } => {
+                let depth = inner()?;
+                for _ in 0..count {
+                    next = self.value(next, depth)?;
+                }
+            }
+            Item::Map { count, .. } => next = self.map(next, count, inner()?)?,
         }
+        Ok(next)
     }
-    Ok(next)
+
+    fn map(&mut self, at: usize, count: usize, depth: usize) -> Result<usize, MsgpackError> {
+        let (first, body) = (self.entries.len(), self.out.len());
+        let mut next = at;
+        for _ in 0..count {
+            let Item::Text(key) = Item::read(self.bytes, next).map_err(unencodable)? else {
+                return Err(MsgpackError::Unencodable("map key is not a string".to_owned()));
+            };
+            let start = self.out.len();
+            self.copy(next..key.end);
+            next = self.value(key.end, depth)?;
+            self.entries.push((key, start..self.out.len()));
+        }
+        self.sort(first, body);
+        self.entries.truncate(first);
+        Ok(next)
+    }
+
+    /// Puts the entries from `first` on, which fill `out` from `body` on, in order.
+    fn sort(&mut self, first: usize, body: usize) {
+        let Self { bytes, out, entries, scratch } = self;
+        let key = |entry: &(Range<usize>, Range<usize>)| bytes.get(entry.0.clone());
+        let entries = entries.get_mut(first..).unwrap_or_default();
+        if entries.is_sorted_by_key(key) {
+            return;
+        }
+        entries.sort_by_key(key);
+        scratch.clear();
+        for (_, range) in entries.iter() {
+            scratch.extend_from_slice(out.get(range.clone()).unwrap_or_default());
+        }
+        out.truncate(body);
+        out.extend_from_slice(scratch);
+    }
+
+    fn copy(&mut self, range: Range<usize>) {
+        self.out.extend_from_slice(self.bytes.get(range).unwrap_or_default());
+    }
 }
 
 fn unencodable(error: MsgpackError) -> MsgpackError {

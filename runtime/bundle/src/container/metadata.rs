@@ -58,9 +58,11 @@ impl Metadata {
         let (superblock, sections) = parse_index(prefix, file_bytes)?;
         let reader = Reader { prefix, superblock: &superblock, sections: &sections };
         reader.check_gaps()?;
-        let leaves = reader.check_hashes()?;
+        // Decoding is safe on any bytes, so the longest one need not wait for the hashes; their errors come first.
+        let (leaves, raw) = rayon::join(|| reader.check_hashes(), || reader.decode::<RawPlan>(SectionKind::PLAN));
+        let leaves = leaves?;
         let manifest: Manifest = reader.decode(SectionKind::MANI)?;
-        let raw: RawPlan = reader.decode(SectionKind::PLAN)?;
+        let raw = raw?;
         let (artifacts, artifact_ranges) = reader.artifacts()?;
         let plan = Plan::verify(raw, &manifest)?;
         plan.check_artifacts(&artifacts.iter().map(|artifact| &artifact.manifest).collect::<Vec<_>>())?;
