@@ -154,8 +154,10 @@ impl Server {
             message = engine_failure(&engine) => fail(&state, message).await,
             () = stopped(&mut stops) => drain(&state, &engine, &mut stops).await,
         };
-        front.close().await;
-        end_engine(engine).await;
+        if !matches!(ended, Err(ServeError::Forced { .. })) {
+            front.close(FAREWELL.min(state.options.drain / 4)).await;
+            end_engine(engine).await;
+        }
         ended
     }
 }
@@ -215,7 +217,8 @@ async fn drain(
     state.set_phase(Phase::Draining);
     let limit = state.options.drain;
     tracing::info!(live = state.live(), limit_s = limit.as_secs_f64(), "draining");
-    let patience = limit.saturating_sub(CUT.min(limit / 4));
+    // A quarter each at most for cutting streams and for closing connections.
+    let patience = limit.saturating_sub(CUT.min(limit / 4) + FAREWELL.min(limit / 4));
     tokio::select! {
         () = state.idle() => {}
         () = stopped(stops) => return Err(ServeError::Forced { live: state.live() }),
@@ -255,10 +258,10 @@ impl Front {
     }
 
     /// Ends idle connections, lets the others write what they have.
-    async fn close(mut self) {
+    async fn close(mut self, patience: Duration) {
         let started = Instant::now();
         self.closing.send_replace(true);
-        if tokio::time::timeout(FAREWELL, self.gone.recv()).await.is_err() {
+        if tokio::time::timeout(patience, self.gone.recv()).await.is_err() {
             tracing::warn!(waited_ms = started.elapsed().as_millis() as u64, "connections were cut");
         }
     }

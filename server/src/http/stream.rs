@@ -54,10 +54,11 @@ struct Progress {
 }
 
 impl EventBody {
+    /// The rest of a generation; `writer` has written what it did so far, its end included.
     pub(crate) fn new(generation: Generation, writer: EventWriter, keep_alive: Duration) -> Self {
         let now = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(now + keep_alive));
-        Self { generation: Some(generation), writer, keep_alive, timer, last_write: now }
+        Self { generation: (!generation.is_done()).then_some(generation), writer, keep_alive, timer, last_write: now }
     }
 
     /// Writes what happened into the buffer; ends the stream on an error or a panic.

@@ -150,9 +150,11 @@ fn take_sampling(fields: &mut Fields, rules: &Rules, seed: Option<i64>) -> Resul
     let number = |fields: &mut Fields, name: &str, low: f64, high: f64, default: f32| {
         fields.number(name, low..=high).map(|found| found.map_or(default, |value| value as f32))
     };
+    let (temperature, top_p) = (number(fields, "temperature", 0.0, 2.0, base.temperature)?, number(fields, "top_p", 0.0, 1.0, base.top_p)?);
     Ok(SamplingParams {
-        temperature: number(fields, "temperature", 0.0, 2.0, base.temperature)?,
-        top_p: number(fields, "top_p", 0.0, 1.0, base.top_p)?,
+        // A nucleus of no mass is the likeliest token alone.
+        temperature: if top_p == 0.0 { 0.0 } else { temperature },
+        top_p,
         top_k: fields.integer("top_k", -1..=i64::from(u32::MAX))?.map_or(base.top_k, |k| k.max(0) as u32),
         min_p: number(fields, "min_p", 0.0, 1.0, base.min_p)?,
         repetition_penalty: number(fields, "repetition_penalty", 0.01, 100.0, base.repetition_penalty)?,

@@ -40,6 +40,8 @@ pub(crate) struct Setup {
     pub(crate) eos: Vec<u32>,
     /// Makes each step wait for a permit.
     pub(crate) gated: bool,
+    /// Starts with an engine that runs no step.
+    pub(crate) paused: bool,
     /// Makes loading wait.
     pub(crate) slow_load: bool,
 }
@@ -66,6 +68,7 @@ impl Default for Setup {
             engine: EngineOptions::default(),
             eos: vec![EOS, 4091],
             gated: false,
+            paused: false,
             slow_load: false,
         }
     }
@@ -90,6 +93,12 @@ impl Setup {
     /// Makes each step wait for [`Live::steps`].
     pub(crate) fn gated(mut self) -> Self {
         self.gated = true;
+        self
+    }
+
+    /// Runs no step until [`Live::resume`]; requests wait, deadlines and cancellations go on.
+    pub(crate) fn paused(mut self) -> Self {
+        self.paused = true;
         self
     }
 
@@ -119,6 +128,9 @@ impl Setup {
         let limits = device.limits();
         let manifest = manifest(limits.context_max, limits.seqs_max, self.eos);
         let engine = Engine::start(Box::new(device), limits, self.engine);
+        if self.paused {
+            engine.pause();
+        }
         let text = TextEdge { tokenizer: tokenizer(), template: Some(template()) };
         let model = ServedModel { manifest, seal: Some("ab".repeat(32)), device: "scripted".to_owned(), text, engine: engine.clone() };
         let (stops, stopped) = tokio::sync::mpsc::unbounded_channel();
@@ -230,6 +242,15 @@ impl Live {
         self.gate = None;
     }
 
+    pub(crate) fn resume(&self) {
+        self.engine.resume();
+    }
+
+    /// Waits until `count` requests wait in the engine.
+    pub(crate) fn wait_queued(&self, count: u32) {
+        self.wait("queued", |live| live.stats().waiting == count);
+    }
+
     pub(crate) fn finish_loading(&mut self) {
         self.loading = None;
     }
@@ -279,6 +300,7 @@ impl Drop for Live {
     fn drop(&mut self) {
         self.gate = None;
         self.loading = None;
+        self.resume();
         self.terminate();
         self.terminate();
         if let Some(thread) = self.thread.take() {
