@@ -322,7 +322,6 @@ impl State {
         qk_norm(self.kernels, &mut self.pool, call);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the operands of the contract")]
     fn linear(
         &mut self,
         step: &StepView<'_>,

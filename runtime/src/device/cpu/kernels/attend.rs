@@ -30,7 +30,10 @@ const SCORE_ROWS: usize = 8;
 /// Value chains side by side: rows × vectors.
 const VALUE_ROWS: usize = 4;
 const VALUE_VECTORS: usize = 4;
+/// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
+/// How many positions ahead of their use keys are fetched; values are fetched while keys are at work.
+const FETCH_AHEAD: usize = 2 * LANES;
 /// Before the accumulators of a split row-head: its `m` and `l`.
 const PARTIAL_HEAD: usize = 2;
 
@@ -391,12 +394,8 @@ impl<'a> Rows<'a> {
         let mut keys = MaybeUninit::<[f32; HEAD_DIM_MAX * LANES]>::uninit();
         let keys = keys.as_mut_ptr().cast::<f32>();
         for first in (0..memory.positions).step_by(LANES) {
-            // Pages lie anywhere, so nothing else would fetch the values ahead of their use.
-            for offset in &memory.offsets[first..memory.positions.min(first + LANES)] {
-                for line in (0..dim).step_by(CACHE_LINE / size_of::<E>()) {
-                    prefetch(v.as_ptr().wrapping_add(offset + line));
-                }
-            }
+            self.fetch(k, memory, first + FETCH_AHEAD);
+            self.fetch(v, memory, first);
             // SAFETY: offsets were checked by `locate`; `keys` has room for sixteen of them.
             unsafe {
                 for i in (0..dim).step_by(LANES) {
@@ -419,6 +418,18 @@ impl<'a> Rows<'a> {
                         _ => self.score_rows::<V, SCORE_ROWS>(r, keys, scores.add(first)),
                     };
                 }
+            }
+        }
+    }
+
+    /// Asks for sixteen rows of a plane from position `first` on. Pages lie anywhere, so nothing else
+    /// would fetch them ahead of their use.
+    #[inline(always)]
+    fn fetch<E: Element>(&self, plane: &[E], memory: &Block, first: usize) {
+        let end = memory.positions.min(first + LANES);
+        for offset in &memory.offsets[first.min(end)..end] {
+            for line in (0..self.task.head_dim).step_by(CACHE_LINE / size_of::<E>()) {
+                prefetch(plane.as_ptr().wrapping_add(offset + line));
             }
         }
     }

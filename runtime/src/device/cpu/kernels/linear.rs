@@ -189,11 +189,11 @@ pub(crate) unsafe fn tile<V: Simd, const P: usize, const T: usize>(
                 prefetch(at.wrapping_add(ahead));
                 *weights = V::load_bf16_pairs(at);
             }
-            for half in 0..2 {
+            for half in [0, 1] {
                 for t in 0..T {
                     let x = V::splat(*x.add(t * k + pair * 2 + half));
-                    for p in 0..P {
-                        sums[p][t] = weights[p][half].fma(x, sums[p][t]);
+                    for (sums, weights) in sums.iter_mut().zip(&weights) {
+                        sums[t] = weights[half].fma(x, sums[t]);
                     }
                 }
             }

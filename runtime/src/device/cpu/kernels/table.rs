@@ -157,6 +157,6 @@ table!(portable, Portable, [1 2], [], []);
 // Sixteen registers of eight lanes: a pair for each accumulator.
 #[cfg(target_arch = "x86_64")]
 table!(avx2, Avx2, [1 2 3 4], [1], [], #[target_feature(enable = "avx2,fma")]);
-// Thirty-two registers: up to 20 accumulators, weights, masks and an activation; with more the compiler spills.
+// Thirty-two registers: up to 16 accumulators; with more the compiler tends to spill.
 #[cfg(target_arch = "x86_64")]
-table!(avx512, Avx512, [1 2 3 4 5 6 7 8], [1 2 3 4 5 6 7 8], [1 2 3 4 5], #[target_feature(enable = "avx512f,avx2,fma")]);
+table!(avx512, Avx512, [1 2 3 4 5 6 7 8], [1 2 3 4 5 6 7 8], [1 2 3 4], #[target_feature(enable = "avx512f,avx2,fma")]);
