@@ -7,7 +7,7 @@ use super::api::EngineEvent;
 use super::core::Core;
 use super::pager::Pager;
 use super::request::{kv_positions, worst_pages};
-use super::sequence::{Group, History, PageKeys, Sequence, Source};
+use super::sequence::{Group, History, PageKeys, Sequence, Source, make_masks};
 use std::time::Instant;
 
 /// Prefix pages found for a sequence.
@@ -221,10 +221,6 @@ fn first_need(group: &Group, proven: bool, page_tokens: u32) -> u32 {
 /// The sequence that computes a prompt for all choices.
 fn first_sequence(group: &Group, now: Instant) -> Sequence {
     let request = &group.request;
-    let mut masks: Vec<_> = request.mask.iter().flat_map(|factory| (0..request.n).map(|_| factory())).collect();
-    for mask in &mut masks {
-        mask.begin(request.max_tokens);
-    }
     Sequence {
         group: 0,
         choice: 0,
@@ -242,7 +238,7 @@ fn first_sequence(group: &Group, now: Instant) -> Sequence {
         reserve: 0,
         proven: false,
         forks: request.n - 1,
-        masks,
+        masks: make_masks(request),
         history: History::of(request),
         scored: 0,
         first_token: None,

@@ -1,6 +1,6 @@
 //! What a collected step means: tokens to their sequences, pages to the index, ends to the clients.
 
-use super::api::{ChoiceTrace, EngineEvent, FinishReason, MaskVerdict, RejectReason, TokenLogprobs};
+use super::api::{ChoiceTrace, EngineEvent, FinishReason, LogitsMask, MaskVerdict, RejectReason, TokenLogprobs};
 use super::core::{ChunkRef, Core, RowRef, RowUse};
 use super::sequence::{Group, Sequence, guarded};
 use crate::device::{DeviceError, StepOutputs};
@@ -194,27 +194,31 @@ impl End<'_> {
     }
 }
 
-/// How the token just drawn ends its choice, if it does; else the mask starts on the next position.
+/// How the token just drawn ends its choice, if it does.
 fn end_after(seq: &mut Sequence, group: &Group, id: u32) -> Option<End<'static>> {
     if group.request.stop_ids.contains(&id) {
         return Some(End::Finished(FinishReason::Stop));
     }
     let budget = group.request.max_tokens - seq.drawn();
     let verdict = match seq.masks.first_mut() {
-        Some(mask) => guarded(|| mask.accept(id)),
+        Some(mask) => guarded(|| advance_mask(&mut **mask, id, budget)),
         None => MaskVerdict::Continue,
     };
     match (verdict, budget) {
         (MaskVerdict::Complete, _) => Some(End::Finished(FinishReason::Stop)),
         (MaskVerdict::Failed, _) => Some(End::Failed(MASK_FAILED)),
         (MaskVerdict::Continue, 0) => Some(End::Finished(FinishReason::Length)),
-        (MaskVerdict::Continue, budget) => {
-            if let Some(mask) = seq.masks.first_mut() {
-                mask.begin(budget);
-            }
-            None
-        }
+        (MaskVerdict::Continue, _) => None,
     }
+}
+
+/// Accepts a drawn id and starts on the next position at once, so that its mask is made while other work runs.
+fn advance_mask(mask: &mut dyn LogitsMask, id: u32, budget: u32) -> MaskVerdict {
+    let verdict = mask.accept(id);
+    if verdict == MaskVerdict::Continue && budget > 0 {
+        mask.begin(budget);
+    }
+    verdict
 }
 
 /// Message of a choice whose mask failed.

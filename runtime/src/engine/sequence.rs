@@ -10,7 +10,7 @@
 //!
 //! `pending` counts ids that were drawn by a step not yet collected.
 
-use super::api::{EngineRequest, LogitsMask, MaskVerdict, TokenLogprobs};
+use super::api::{EngineRequest, LogitsMask, MaskFactory, MaskVerdict, TokenLogprobs};
 use super::events::EventSender;
 use super::pager::{PageKey, page_key, root_key};
 use oxide_bundle::step::{HISTORY_IN_PROMPT, NONE, SamplingRow, row_flags};
@@ -395,6 +395,34 @@ impl History {
             self.counts.push(0);
         }
         &mut self.counts[index as usize]
+    }
+}
+
+/// Makes the masks of all choices and starts them. A panic inside leaves a mask that fails.
+pub(super) fn make_masks(request: &EngineRequest) -> Vec<Box<dyn LogitsMask>> {
+    let make = |factory: &MaskFactory| {
+        let mask = catch_unwind(AssertUnwindSafe(|| {
+            let mut mask = factory();
+            mask.begin(request.max_tokens);
+            mask
+        }));
+        mask.unwrap_or_else(|_| Box::new(BrokenMask))
+    };
+    request.mask.iter().flat_map(|factory| (0..request.n).map(move |_| make(factory))).collect()
+}
+
+/// Stands in for a mask that could not be made.
+struct BrokenMask;
+
+impl LogitsMask for BrokenMask {
+    fn begin(&mut self, _budget: u32) {}
+
+    fn fill(&mut self, _words: &mut [u32]) -> MaskVerdict {
+        MaskVerdict::Failed
+    }
+
+    fn accept(&mut self, _id: u32) -> MaskVerdict {
+        MaskVerdict::Failed
     }
 }
 

@@ -4,6 +4,7 @@ mod admission;
 mod cache;
 mod lifecycle;
 mod random;
+mod real;
 mod sampling;
 mod support;
 mod tokens;

@@ -4,10 +4,11 @@ use crate::support::*;
 use oxide_runtime::engine::scripted::{Script, greedy};
 use oxide_runtime::engine::{EngineOptions, EngineRequest, EventStream, FinishReason, RejectReason, SamplingParams};
 use proptest::prelude::*;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug)]
 enum Act {
-    Submit { prompt: u32, len: u32, max_tokens: u32, n: u32, key: u64, penalties: bool },
+    Submit { prompt: u32, len: u32, max_tokens: u32, n: u32, key: u64, penalties: bool, patience_ms: Option<u64> },
     Cancel(usize),
     Drop(usize),
     Read(usize),
@@ -16,8 +17,10 @@ enum Act {
 }
 
 fn act() -> impl Strategy<Value = Act> {
-    let submit = (0u32..4, 1u32..60, 1u32..40, 1u32..4, 0u64..3, any::<bool>())
-        .prop_map(|(prompt, len, max_tokens, n, key, penalties)| Act::Submit { prompt, len, max_tokens, n, key, penalties });
+    let patience = prop::option::weighted(0.2, 0u64..3);
+    let submit = (0u32..4, 1u32..60, 1u32..40, 1u32..4, 0u64..3, any::<bool>(), patience).prop_map(
+        |(prompt, len, max_tokens, n, key, penalties, patience_ms)| Act::Submit { prompt, len, max_tokens, n, key, penalties, patience_ms },
+    );
     prop_oneof![
         6 => submit,
         1 => (0usize..20).prop_map(Act::Cancel),
@@ -34,12 +37,6 @@ struct Open {
     cancelled: bool,
 }
 
-fn make(prompt_seed: u32, len: u32, max_tokens: u32, n: u32, key: u64, penalties: bool) -> EngineRequest {
-    let presence_penalty = if penalties { 0.5 } else { 0.0 };
-    let sampling = SamplingParams { presence_penalty, ..SamplingParams::default() };
-    EngineRequest { n, fair_key: key, sampling, ..request(&prompt(prompt_seed, len), max_tokens) }
-}
-
 fn check_end(open: Open) {
     let Open { stream, request, cancelled } = open;
     let outcome = read(stream, request.n as usize);
@@ -51,6 +48,7 @@ fn check_end(open: Open) {
         match end {
             Some(End::Finished(FinishReason::Length)) => assert_eq!(tokens.len(), request.max_tokens as usize),
             Some(End::Finished(FinishReason::Cancelled)) => assert!(cancelled),
+            Some(End::Finished(FinishReason::Deadline) | End::Rejected(RejectReason::Deadline)) => assert!(request.deadline.is_some()),
             other => panic!("{other:?}"),
         }
     }
@@ -61,8 +59,11 @@ fn play(acts: Vec<Act>, script: Script, options: EngineOptions) {
     let mut open: Vec<Open> = Vec::new();
     for act in acts {
         match act {
-            Act::Submit { prompt, len, max_tokens, n, key, penalties } => {
-                let request = make(prompt, len, max_tokens, n, key, penalties);
+            Act::Submit { prompt: seed, len, max_tokens, n, key, penalties, patience_ms } => {
+                let presence_penalty = if penalties { 0.5 } else { 0.0 };
+                let sampling = SamplingParams { presence_penalty, ..SamplingParams::default() };
+                let deadline = patience_ms.map(|patience| Instant::now() + Duration::from_millis(patience));
+                let request = EngineRequest { n, fair_key: key, sampling, deadline, ..request(&prompt(seed, len), max_tokens) };
                 match engine.submit(request.clone()) {
                     Ok(stream) => open.push(Open { stream, request, cancelled: false }),
                     Err(RejectReason::QueueFull { .. } | RejectReason::NeverFits { .. }) => {}

@@ -188,8 +188,10 @@ impl LogitsMask for BrokenMask {
 fn a_panic_inside_a_mask_fails_its_choice_only() {
     let engine = engine();
     let broken = EngineRequest { mask: Some(Arc::new(|| Box::new(BrokenMask))), ..request(&[1, 2], 5) };
-    let outcomes = run_together(&engine, vec![broken, request(&[3], 5)]);
+    let unmakeable = EngineRequest { mask: Some(Arc::new(|| panic!("a bug in making a grammar"))), n: 2, ..request(&[1, 2], 5) };
+    let outcomes = run_together(&engine, vec![broken, request(&[3], 5), unmakeable]);
     assert!(matches!(&outcomes[0].ends[0], Some(End::Failed(_))));
+    assert!(outcomes[2].ends.iter().all(|end| matches!(end, Some(End::Failed(_)))));
     assert_eq!(outcomes[1].only(), greedy(&[3], 5, VOCAB));
     assert_idle(&engine);
 }
