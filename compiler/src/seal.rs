@@ -20,8 +20,6 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-/// Licence text of a bundle whose checkpoint ships none.
-const NO_LICENCE: &str = "The checkpoint folder held no licence file. The weights are under the terms of their source.\n";
 /// Licence files looked for in a checkpoint.
 const LICENCE_FILES: [&str; 4] = ["LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE"];
 /// Largest licence file read.
@@ -91,7 +89,7 @@ impl Draft {
             template: checkpoint.text.template_section(profile),
             golden: Golden::default(),
             provenance: provenance(request, checkpoint)?,
-            licences: licences(checkpoint)?,
+            licences: licences(profile, checkpoint)?,
         };
         let partial = Partial::create(&request.output)?;
         let file = partial.file.try_clone().map_err(|source| SealError::File { path: partial.path.clone(), source })?;
@@ -261,14 +259,16 @@ fn artifacts(unit: &Unit, settings: &Settings) -> Result<(Vec<Artifact>, u32), S
     Ok((sealed, driver_min))
 }
 
-fn licences(checkpoint: &Checkpoint) -> Result<String, SealError> {
-    let mut text = String::new();
+/// The licence that the profile names, and the licence files of the checkpoint in full.
+fn licences(profile: &Profile, checkpoint: &Checkpoint) -> Result<String, SealError> {
+    let crate::profile::Source { repository, revision, licence } = &profile.source;
+    let mut text = format!("Weights, tokenizer and template: {licence}, from {repository} at {revision}.\n");
     for name in LICENCE_FILES {
         if let Some(bytes) = checkpoint.files.read(name, LICENCE_BYTES_MAX)? {
-            text.push_str(&format!("{name}\n\n{}\n", String::from_utf8_lossy(&bytes)));
+            text.push_str(&format!("\n{name}\n\n{}\n", String::from_utf8_lossy(&bytes)));
         }
     }
-    Ok(if text.is_empty() { NO_LICENCE.to_owned() } else { text })
+    Ok(text)
 }
 
 /// Recipe and input hashes. Files are hashed in parallel; the map is sorted by name.

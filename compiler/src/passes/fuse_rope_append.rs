@@ -61,7 +61,9 @@ fn fuse(graph: &mut Graph, attend: NodeId, found: &Match) -> Result<(), String> 
         graph.replace_uses(old, Value { node: fused, result });
     }
     for &node in &found.replaced {
-        graph.remove(node);
+        if graph.users(Graph::result(node)).is_empty() {
+            graph.remove(node);
+        }
     }
     Ok(())
 }

@@ -35,7 +35,8 @@ fn find(graph: &Graph, swiglu: NodeId) -> Option<Match> {
     let (merged, merged_up) = (*graph.operands(gate).first()?, *graph.operands(up).first()?);
     let plain = graph.node(merged.node).op == Op::Linear { act: Activation::None, residual: false };
     let halves = offset == width && up_width == width && merged == merged_up && graph.users(merged).len() == 2;
-    (plain && halves).then_some(Match { gate, up, linear: merged.node })
+    let alone = operands.iter().all(|&operand| graph.only_user(operand) == Some(swiglu));
+    (plain && halves && alone).then_some(Match { gate, up, linear: merged.node })
 }
 
 fn fuse(graph: &mut Graph, swiglu: NodeId, found: Match) -> Result<(), String> {

@@ -33,7 +33,14 @@ pub const BUILTIN: &[Builtin] = &[
     Builtin {
         name: "oxide-tiny",
         toml: include_str!("../../../profiles/oxide-tiny.toml"),
-        checkpoint: tiny!("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        checkpoint: tiny!(
+            "LICENSE",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json"
+        ),
         reference: Some(include_str!("../../../profiles/oxide-tiny/reference.json")),
     },
     Builtin {

@@ -196,6 +196,8 @@ pub struct Source {
     pub repository: String,
     /// Commit, or a branch.
     pub revision: String,
+    /// SPDX identifier of the weights' licence.
+    pub licence: String,
 }
 
 /// What tokenizer and template must be like.
