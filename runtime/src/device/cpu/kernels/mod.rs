@@ -5,6 +5,8 @@
 //! vector loads and stores, and outputs that tasks write at disjoint places.
 
 pub(crate) mod attend;
+pub(crate) mod attend_rows;
+pub(crate) mod draw;
 pub(crate) mod linear;
 pub(crate) mod rope;
 pub(crate) mod rows;

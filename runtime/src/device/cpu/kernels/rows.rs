@@ -3,6 +3,7 @@
 use super::simd::{LANES, Simd, bf16};
 use super::table::Kernels;
 use crate::device::cpu::pool::{Pool, Scatter};
+use oxide_bundle::step::NONE;
 
 /// Elements under which handing rows to other threads costs more than it saves.
 const SERIAL_ELEMENTS_MAX: usize = 16 << 10;
@@ -10,7 +11,7 @@ const SERIAL_ELEMENTS_MAX: usize = 16 << 10;
 const TASK_ELEMENTS: usize = 8 << 10;
 
 /// Calls `job(first, last)` for runs of rows that cover `0..rows`.
-pub(crate) fn for_row_runs(pool: &mut Pool, rows: usize, width: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+fn for_row_runs(pool: &mut Pool, rows: usize, width: usize, job: &(dyn Fn(usize, usize) + Sync)) {
     if rows * width <= SERIAL_ELEMENTS_MAX {
         return job(0, rows);
     }
@@ -25,6 +26,38 @@ pub(crate) enum TableLayout {
     RowMajor,
     /// `[vocab/16][dim/2][16][2]`.
     Panel16,
+}
+
+/// One call; `out` has a row for each id.
+pub(crate) struct EmbedCall<'a> {
+    pub(crate) table: &'a [u16],
+    pub(crate) layout: TableLayout,
+    pub(crate) ids: &'a [u32],
+    /// Where not [`NONE`]: which of `sampled` is the id.
+    pub(crate) sources: &'a [u32],
+    pub(crate) sampled: &'a [u32],
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Looks up every id.
+///
+/// # Panics
+/// If a slice is shorter than the shape says.
+pub(crate) fn embed(pool: &mut Pool, call: EmbedCall<'_>) {
+    let EmbedCall { table, layout, ids, sources, sampled, out } = call;
+    let rows = ids.len();
+    let Some(dim) = out.len().checked_div(rows) else { return };
+    let out = Scatter::new(out);
+    for_row_runs(pool, rows, dim, &|first, last| {
+        for row in first..last {
+            let id = match sources[row] {
+                NONE => ids[row],
+                source => sampled[source as usize],
+            };
+            // SAFETY: each row is visited once.
+            embed_row(table, layout, id as usize, unsafe { out.slice_mut(row * dim, dim) });
+        }
+    });
 }
 
 /// Writes row `id` of a bf16 table to `out`; zeros if the table has no such row.

@@ -3,11 +3,13 @@
 //! Here the generic kernels get their `#[target_feature]`. A table may be used only on a processor
 //! that has its instruction set: [`Kernels::of`] is the only way to one, and checks.
 
-use super::attend::{AttendItem, AttendTask, attend_item};
+use super::attend::{AttendItem, AttendTask};
+use super::attend_rows::attend_item;
+use super::draw::{Histogram, weigh_row};
 use super::linear::{LinearTask, Tile, run_task, tile};
 use super::rope::{RopeTask, rope_heads};
 use super::rows::{add_row, norm_row, norm_row_in_place};
-use super::sample::{Histogram, RowStats, exp_sum, scan_row, weigh_row};
+use super::sample::{RowStats, exp_sum, scan_row};
 use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};

@@ -1,7 +1,8 @@
 //! Sampling, to the bit.
 
 use super::*;
-use crate::device::cpu::kernels::sample::{SampleCall, SampleScratch, philox4x32_words, sample};
+use crate::device::cpu::kernels::draw::philox4x32_words;
+use crate::device::cpu::kernels::sample::{SampleCall, SampleScratch, sample};
 use crate::device::reference::{self, SampleLists};
 use oxide_bundle::step::{HISTORY_IN_PROMPT, NONE, SamplingRow, TOP_LOGPROBS_MAX, row_flags};
 
