@@ -4,8 +4,8 @@ Every thread moves 16 bytes at a time. All kernels trigger their dependents at e
 their producers before the first activation is read; weights are read before the wait.
 """
 
-from artifact import ROWS, TOKENS, READ, READ_WRITE, WRITE, Artifact, Operand
-from contracts import (BIAS, K_PLANE, NORM_WEIGHT, OUT, RESIDUAL, ROPE_TABLE, V_PLANE, WEIGHT, X, bits, contract, domain,
+from artifact import READ_WRITE, ROWS, TOKENS, WRITE, Artifact, Operand
+from contracts import (K_PLANE, NORM_WEIGHT, OUT, RESIDUAL, ROPE_TABLE, V_PLANE, WEIGHT, X, bits, contract, domain,
                        heads, input_slot, output_slot, span)
 from primitives import BF16, F32, I32, PLAIN, VEC, WARP, T, round_up
 from shapes import MODELS, PAGE_TOKENS, SEQS_MAX, TOKENS_MAX

@@ -6,7 +6,7 @@ the accumulators of a gate and of its up value always belong to one thread.
 
 from dataclasses import dataclass
 
-from artifact import READ, WRITE, ROWS, TOKENS, Artifact, Operand
+from artifact import ROWS, TOKENS, WRITE, Artifact, Operand
 from contracts import BIAS, NORM_WEIGHT, OUT, RESIDUAL, WEIGHT, X, contract, linear
 from shapes import MODELS
 

@@ -4,7 +4,6 @@ The order, kind and binding of the kernel's parameters are read from the lowered
 guessed: pointers and tensor maps come first by name, then the dynamic dimensions.
 """
 
-import re
 from dataclasses import dataclass
 
 import toolchain
