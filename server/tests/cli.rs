@@ -282,3 +282,32 @@ fn ctrl_c_in_chat_stops_the_answer_and_not_the_conversation() {
     input.write_all(b"/exit\n").expect("the program reads on");
     assert_eq!(Run::of(&child.wait_with_output().expect("ends")).code, Some(0));
 }
+
+/// Status line and body of a plain GET.
+fn get(address: std::net::SocketAddr, path: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(address).expect("the server listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("the server reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the server answers");
+    answer
+}
+
+#[test]
+fn serve_proves_itself_answers_and_ends_in_order() {
+    let server = oxide_testkit::ServerProcess::start(PROGRAM, &tiny_bundle(), &["--self-test", "--model-name", "tiny"]);
+    while get(server.address(), "/health").starts_with("HTTP/1.1 503") {
+        std::thread::yield_now();
+    }
+    assert!(get(server.address(), "/v1/models").contains("\"id\":\"tiny\""));
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn serve_ends_with_the_bundle_s_exit_code_if_it_does_not_load() {
+    let sealed = std::fs::read(tiny_bundle()).expect("readable");
+    let (_folder, path) = scratch("model.oxb", &sealed[..sealed.len() / 2]);
+    let run = run_on(&path, &["serve", "--port", "0"]);
+    assert_eq!(run.code, Some(26), "{}", run.err);
+    assert!(run.err.contains("truncated"), "{}", run.err);
+}
