@@ -256,16 +256,21 @@ fn step_bytes(model: &LoadedModel) -> u64 {
     weights.map(|weight| weight.size_bytes).sum()
 }
 
-/// Bytes a second of `threads` threads that add up the words of `bytes`, each its own part.
+/// Bytes read at least in one measurement, so that starting threads does not count.
+const READ_BYTES_MIN: usize = 256 << 20;
+
+/// Bytes a second of `threads` threads that add up the words of `bytes`, each its own part, several times if they are few.
 fn read_speed(bytes: &[u8], threads: usize) -> f64 {
     let part = bytes.len().div_ceil(threads.max(1)).max(1);
+    let passes = READ_BYTES_MIN.div_ceil(bytes.len().max(1));
+    let read = |part: &[u8]| (0..passes).fold(0_u64, |total, _| total.wrapping_add(sum_words(std::hint::black_box(part))));
     let start = Instant::now();
     let total = std::thread::scope(|scope| {
-        let readers: Vec<_> = bytes.chunks(part).map(|part| scope.spawn(|| sum_words(part))).collect();
+        let readers: Vec<_> = bytes.chunks(part).map(|part| scope.spawn(move || read(part))).collect();
         readers.into_iter().fold(0_u64, |total, reader| total.wrapping_add(reader.join().unwrap_or_default()))
     });
     std::hint::black_box(total);
-    bytes.len() as f64 / start.elapsed().as_secs_f64().max(1e-9)
+    (passes * bytes.len()) as f64 / start.elapsed().as_secs_f64().max(1e-9)
 }
 
 fn sum_words(bytes: &[u8]) -> u64 {

@@ -5,6 +5,7 @@ use super::error::CliError;
 use super::golden::run_golden;
 use crate::http::{ServeError, ServeOptions, serve};
 use crate::model::{LoadError, LoadOptions, LoadedModel};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ fn serve_error(error: ServeError) -> CliError {
 
 fn start_logging(json: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
     if json { builder.json().init() } else { builder.init() }
 }
 
