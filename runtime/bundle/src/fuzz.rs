@@ -34,7 +34,7 @@ pub fn fuzz_table(superblock: &Superblock, data: &[u8]) {
 
 /// Canonical msgpack of every section's type.
 pub fn fuzz_manifest(data: &[u8]) {
-    fn check<T: serde::Serialize + serde::de::DeserializeOwned>(data: &[u8]) {
+    fn check<T: serde::Serialize + serde::de::DeserializeOwned + Send>(data: &[u8]) {
         if let Ok(value) = msgpack::decode::<T>(data) {
             assert_eq!(msgpack::encode(&value).as_deref(), Ok(data), "a section that is accepted encodes back to its bytes");
         }

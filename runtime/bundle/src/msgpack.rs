@@ -46,9 +46,11 @@ pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, MsgpackError>
 ///
 /// # Errors
 /// If the bytes are not canonical, not of the type, or do not encode back to themselves.
-pub fn decode<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Result<T, MsgpackError> {
-    check_canonical(bytes)?;
-    let value: T = rmp_serde::from_slice(bytes).map_err(|error| MsgpackError::Undecodable(error.to_string()))?;
+pub fn decode<T: Serialize + DeserializeOwned + Send>(bytes: &[u8]) -> Result<T, MsgpackError> {
+    // Decoding is safe on any bytes; it runs beside the check of the form, whose error comes first.
+    let (form, value) = rayon::join(|| check_canonical(bytes), || rmp_serde::from_slice::<T>(bytes));
+    form?;
+    let value = value.map_err(|error| MsgpackError::Undecodable(error.to_string()))?;
     let again = encode(&value)?;
     match again == bytes {
         true => Ok(value),
@@ -140,6 +142,17 @@ impl Item {
     }
 
     fn read(bytes: &[u8], at: usize) -> Result<Self, MsgpackError> {
+        let item = Self::read_any_text(bytes, at)?;
+        if let Self::Text(range) = &item
+            && bytes.get(range.clone()).is_none_or(|text| std::str::from_utf8(text).is_err())
+        {
+            return Err(wrong(range.start, "string is not UTF-8"));
+        }
+        Ok(item)
+    }
+
+    /// Without looking into strings: for bytes that were just encoded.
+    fn read_any_text(bytes: &[u8], at: usize) -> Result<Self, MsgpackError> {
         let tag = *bytes.get(at).ok_or(wrong(at, "unexpected end"))?;
         let body = at + 1;
         let low = |mask: u8| usize::from(tag & mask);
@@ -164,10 +177,9 @@ impl Item {
 
     fn text(bytes: &[u8], start: usize, count: usize) -> Result<Self, MsgpackError> {
         let end = start.saturating_add(count);
-        let text = bytes.get(start..end).ok_or(wrong(start, "string past the end"))?;
-        match std::str::from_utf8(text) {
-            Ok(_) => Ok(Self::Text(start..end)),
-            Err(_) => Err(wrong(start, "string is not UTF-8")),
+        match end <= bytes.len() {
+            true => Ok(Self::Text(start..end)),
+            false => Err(wrong(start, "string past the end")),
         }
     }
 
@@ -233,7 +245,7 @@ struct Sorter<'a> {
 impl Sorter<'_> {
     /// Copies the value at `at`; returns where it ends. Recursion is bounded by `depth`.
     fn value(&mut self, at: usize, depth: usize) -> Result<usize, MsgpackError> {
-        let item = Item::read(self.bytes, at).map_err(unencodable)?;
+        let item = Item::read_any_text(self.bytes, at).map_err(unencodable)?;
         let mut next = item.end();
         self.copy(at..next);
         let inner = || depth.checked_sub(1).ok_or_else(|| MsgpackError::Unencodable("deeper than 16 levels".to_owned()));
@@ -254,7 +266,7 @@ impl Sorter<'_> {
         let (first, body) = (self.entries.len(), self.out.len());
         let mut next = at;
         for _ in 0..count {
-            let Item::Text(key) = Item::read(self.bytes, next).map_err(unencodable)? else {
+            let Item::Text(key) = Item::read_any_text(self.bytes, next).map_err(unencodable)? else {
                 return Err(MsgpackError::Unencodable("map key is not a string".to_owned()));
             };
             let start = self.out.len();

@@ -91,7 +91,7 @@ impl Metadata {
 }
 
 /// Decodes canonical msgpack of a section.
-pub(crate) fn decode<T: Serialize + DeserializeOwned>(section: SectionKind, bytes: &[u8]) -> Result<T, BundleError> {
+pub(crate) fn decode<T: Serialize + DeserializeOwned + Send>(section: SectionKind, bytes: &[u8]) -> Result<T, BundleError> {
     msgpack::decode(bytes).map_err(|error| match error {
         MsgpackError::NotCanonical { offset, reason } => {
             BundleError::NotCanonical { section, offset: offset as u64, reason: reason.to_owned() }
@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
         slice(self.prefix, section.offset, section.end()).ok_or(truncated)
     }
 
-    fn decode<T: Serialize + DeserializeOwned>(&self, kind: SectionKind) -> Result<T, BundleError> {
+    fn decode<T: Serialize + DeserializeOwned + Send>(&self, kind: SectionKind) -> Result<T, BundleError> {
         decode(kind, self.bytes(kind)?)
     }
 
