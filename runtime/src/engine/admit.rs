@@ -5,9 +5,10 @@
 
 use super::api::EngineEvent;
 use super::core::Core;
+use super::group::Group;
 use super::pager::Pager;
 use super::request::{kv_positions, worst_pages};
-use super::sequence::{Group, History, PageKeys, Sequence, Source, make_masks};
+use super::sequence::{History, PageKeys, Sequence, Source, make_masks};
 use std::time::Instant;
 
 /// Prefix pages found for a sequence.
@@ -21,6 +22,9 @@ struct Hits {
 impl Core {
     /// Admits what fits beside the running sequences: first the preempted, then the queue, in order.
     pub(super) fn admit(&mut self) {
+        if self.preempted.is_empty() && self.queue.is_empty() {
+            return;
+        }
         let decodes = self.running.iter().filter(|slot| self.seqs[**slot].is_decode()).count() as u32;
         let prefill = self.running.iter().map(|slot| &self.seqs[*slot]).filter(|seq| !seq.is_decode());
         let prefill: u32 = prefill.map(Sequence::remaining).fold(0, u32::saturating_add);

@@ -2,8 +2,9 @@
 //! sequence did not change, so that a steady decode step writes a few words a sequence.
 
 use super::core::{RowRef, RowUse};
+use super::group::Group;
 use super::scheduler::Chunk;
-use super::sequence::{Group, Sequence};
+use super::sequence::Sequence;
 use crate::device::StepInputs;
 use oxide_bundle::plan::Plan;
 use oxide_bundle::step::{NONE, SamplingRow};

@@ -2,7 +2,8 @@
 
 use super::api::{ChoiceTrace, EngineEvent, FinishReason, LogitsMask, MaskVerdict, RejectReason, TokenLogprobs};
 use super::core::{ChunkRef, Core, RowRef, RowUse};
-use super::sequence::{Group, Sequence, guarded};
+use super::group::Group;
+use super::sequence::{Sequence, guarded};
 use crate::device::{DeviceError, StepOutputs};
 use oxide_bundle::step::{NONE, TOP_LOGPROBS_MAX};
 use std::time::Instant;
@@ -20,8 +21,10 @@ impl Core {
         for (row, reference) in flight.rows.iter().enumerate() {
             self.commit_row(*reference, row, &outputs);
         }
-        for chunk in &flight.chunks {
-            self.commit_scores(*chunk);
+        if flight.scores {
+            for chunk in &flight.chunks {
+                self.commit_scores(*chunk);
+            }
         }
         let rate = self.meter.add(flight.tokens, self.now.saturating_duration_since(self.meter_mark));
         self.meter_mark = self.now;

@@ -13,18 +13,24 @@ use super::api::{EngineEvent, EngineStats, FinishReason, RejectReason};
 use super::assemble::Assembler;
 use super::commit::End;
 use super::events::EventSender;
-use super::handle::{Shared, Submission, WindDown};
+use super::group::Group;
+use super::handle::Submission;
 use super::options::EngineHealth;
 use super::pager::Pager;
 use super::queue::FairQueue;
 use super::scheduler::{Batch, Scheduler, SeqView};
-use super::sequence::{Group, Sequence, Slab};
+use super::sequence::Sequence;
+use super::shared::{Shared, WindDown};
+use super::slab::Slab;
 use super::stats::RateMeter;
 use crate::device::{Device, DeviceError, StepOutputs};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
+
+/// Steps between two looks at the remaining work, when one follows the other.
+const LOAD_STEPS: u64 = 8;
 
 /// What a row of a step in flight is for.
 #[derive(Copy, Clone, Debug)]
@@ -58,6 +64,8 @@ pub(super) struct InFlight {
     pub(super) chunks: Vec<ChunkRef>,
     pub(super) rows: Vec<RowRef>,
     pub(super) tokens: u64,
+    /// Whether some sequence wants its prompt scored.
+    pub(super) scores: bool,
 }
 
 /// Everything that the engine thread owns.
@@ -278,7 +286,9 @@ impl Core {
         (self.stats.pages_free, self.stats.pages_cached, self.stats.pages_in_use) = (counts.free, counts.cached, counts.in_use);
         self.stats.evictions = self.pager.evictions();
         self.shared.stats.publish(&self.stats);
-        self.publish_load();
+        if self.in_flight.is_empty() || self.stats.steps.is_multiple_of(LOAD_STEPS) {
+            self.publish_load();
+        }
         let any = !self.terminals.is_empty();
         for (events, event) in self.terminals.drain(..) {
             events.finish(event);

@@ -6,7 +6,7 @@
 //! missing terminal events itself, so that each choice has exactly one in every case.
 
 use super::api::{EngineEvent, EngineRequest, RejectReason};
-use super::handle::Shared;
+use super::shared::Shared;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};

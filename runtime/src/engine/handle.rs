@@ -1,6 +1,4 @@
-//! The engine as others see it: start, submit, abort, drain, stop; and what both sides share.
-//!
-//! The thread is woken by unparking it, never by a message, so that nothing here can fill up.
+//! The engine as others see it: start, submit, abort, drain, stop.
 
 use super::api::{EngineRequest, EngineStats, RejectReason};
 use super::core::Core;
@@ -8,13 +6,12 @@ use super::events::{EventSender, EventStream, channel};
 use super::options::{Backlog, EngineHealth, EngineLimits, EngineOptions};
 use super::request::check_request;
 use super::scheduler::Scheduler;
-use super::stats::{Load, SharedStats};
+use super::shared::{Shared, WindDown};
 use crate::device::Device;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
-use std::thread::{JoinHandle, Thread};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// Starts engines.
@@ -74,111 +71,6 @@ pub(super) struct Submission {
     pub(super) events: EventSender,
     pub(super) cancel: Arc<AtomicBool>,
     pub(super) submitted: Instant,
-}
-
-/// How far the engine is asked to wind down.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum WindDown {
-    No,
-    /// Finish what was accepted.
-    Drain,
-    /// Cancel it.
-    Stop,
-}
-
-/// What handles, streams and the engine thread share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) limits: EngineLimits,
-    pub(super) options: EngineOptions,
-    pub(super) stats: SharedStats,
-    pub(super) load: Load,
-    /// Raised whenever some request's cancel flag was; the engine then looks at all of them.
-    pub(super) cancels: AtomicU64,
-    pub(super) paused: AtomicBool,
-    drain: AtomicBool,
-    stop: AtomicBool,
-    health: Mutex<EngineHealth>,
-    thread: OnceLock<Thread>,
-    serial: AtomicU64,
-    /// Cancel flags by request id; touched at submission, abort and stream drop, never by the engine thread.
-    open: Mutex<HashMap<String, Vec<(u64, Arc<AtomicBool>)>>>,
-}
-
-impl Shared {
-    fn new(limits: EngineLimits, options: EngineOptions) -> Self {
-        let total = limits.kv_pages;
-        let shared = Self {
-            limits,
-            options,
-            stats: SharedStats::default(),
-            load: Load::default(),
-            cancels: AtomicU64::new(0),
-            paused: AtomicBool::new(false),
-            drain: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            health: Mutex::new(EngineHealth::Running),
-            thread: OnceLock::new(),
-            serial: AtomicU64::new(0),
-            open: Mutex::new(HashMap::new()),
-        };
-        shared.stats.publish(&EngineStats { pages_total: total, pages_free: total, ..EngineStats::default() });
-        shared
-    }
-
-    pub(super) fn wind_down(&self) -> WindDown {
-        if self.stop.load(Ordering::Acquire) {
-            WindDown::Stop
-        } else if self.drain.load(Ordering::Acquire) {
-            WindDown::Drain
-        } else {
-            WindDown::No
-        }
-    }
-
-    pub(super) fn wake(&self) {
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
-        }
-    }
-
-    pub(super) fn announce_cancel(&self) {
-        self.cancels.fetch_add(1, Ordering::AcqRel);
-        self.wake();
-    }
-
-    /// Cancels a request whose client is gone or too slow, at the engine's next sweep.
-    pub(super) fn give_up(&self, cancel: &AtomicBool) {
-        cancel.store(true, Ordering::Release);
-        self.cancels.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Message of the failure that ended the engine.
-    pub(super) fn failure(&self) -> Option<String> {
-        match &*self.lock_health() {
-            EngineHealth::Failed(message) => Some(message.clone()),
-            EngineHealth::Running | EngineHealth::Draining | EngineHealth::Stopped => None,
-        }
-    }
-
-    /// Drops the cancel flag of a stream.
-    pub(super) fn forget(&self, id: &str, serial: u64) {
-        let mut open = self.lock_open();
-        if let Some(flags) = open.get_mut(id) {
-            flags.retain(|(entry, _)| *entry != serial);
-            if flags.is_empty() {
-                open.remove(id);
-            }
-        }
-    }
-
-    fn lock_health(&self) -> MutexGuard<'_, EngineHealth> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_open(&self) -> MutexGuard<'_, HashMap<String, Vec<(u64, Arc<AtomicBool>)>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A handle to the engine thread. When the last one is dropped the engine drains and ends.

@@ -10,6 +10,7 @@ mod assemble;
 mod commit;
 mod core;
 mod events;
+mod group;
 mod handle;
 mod options;
 mod pager;
@@ -19,6 +20,8 @@ mod scheduler;
 #[cfg(feature = "scripted-device")]
 pub mod scripted;
 mod sequence;
+mod shared;
+mod slab;
 mod stats;
 mod submit;
 

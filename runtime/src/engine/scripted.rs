@@ -334,7 +334,7 @@ pub fn greedy(prompt: &[u32], count: usize, vocab: u32) -> Vec<u32> {
                 before
             })
             .collect();
-        let logits = logits(words.into_iter(), vocab);
+        let logits = logits(words, vocab);
         ids.push(argmax(&logits));
     }
     ids.split_off(prompt.len())
@@ -357,8 +357,8 @@ fn mix(a: u64, b: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn logits(words: impl Iterator<Item = u64>, vocab: u32) -> Vec<f32> {
-    let Some(digest) = words.fold(Some(0), |digest, word| digest.filter(|_| word != POISON).map(|digest| mix(digest, word))) else {
+fn logits(words: impl IntoIterator<Item = u64>, vocab: u32) -> Vec<f32> {
+    let Some(digest) = words.into_iter().try_fold(0, |digest, word| (word != POISON).then(|| mix(digest, word))) else {
         return vec![f32::NAN; vocab as usize];
     };
     (0..u64::from(vocab)).map(|id| (mix(digest, id) >> 40) as f32 / (1 << 21) as f32).collect()

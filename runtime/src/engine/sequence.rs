@@ -1,7 +1,5 @@
-//! A request and its choices while they live in the engine.
-//!
-//! A [`Group`] is an accepted request; a [`Sequence`] is one of its choices, or, before the prompt is
-//! computed, the one sequence that becomes all of them. Positions of a sequence, left to right:
+//! A choice of a request while it lives in the engine; or, before the prompt is computed, the one
+//! sequence that becomes all choices. Positions of a sequence, left to right:
 //!
 //! ```text
 //!   0 … committed … computed … tokens.len() (+ pending)
@@ -10,187 +8,14 @@
 //!
 //! `pending` counts ids that were drawn by a step not yet collected.
 
-use super::api::{EngineRequest, LogitsMask, MaskFactory, MaskVerdict, TokenLogprobs};
-use super::events::EventSender;
+use super::api::{EngineRequest, LogitsMask, MaskFactory, MaskVerdict};
+use super::group::Group;
 use super::pager::{PageKey, page_key, root_key};
-use oxide_bundle::step::{HISTORY_IN_PROMPT, NONE, SamplingRow, row_flags};
+use oxide_bundle::step::{HISTORY_IN_PROMPT, SamplingRow, row_flags};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// A slot table whose indices stay put.
-#[derive(Debug)]
-pub(super) struct Slab<T> {
-    entries: Vec<Option<T>>,
-    free: Vec<u32>,
-}
-
-impl<T> Slab<T> {
-    pub(super) fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new() }
-    }
-
-    pub(super) fn insert(&mut self, value: T) -> u32 {
-        match self.free.pop() {
-            Some(slot) => {
-                self.entries[slot as usize] = Some(value);
-                slot
-            }
-            None => {
-                self.entries.push(Some(value));
-                self.entries.len() as u32 - 1
-            }
-        }
-    }
-
-    pub(super) fn remove(&mut self, slot: u32) -> Option<T> {
-        let value = self.entries.get_mut(slot as usize)?.take()?;
-        self.free.push(slot);
-        Some(value)
-    }
-
-    pub(super) fn get(&self, slot: u32) -> Option<&T> {
-        self.entries.get(slot as usize)?.as_ref()
-    }
-
-    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
-        self.entries.get_mut(slot as usize)?.as_mut()
-    }
-
-    pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
-        self.entries.iter().enumerate().filter(|(_, entry)| entry.is_some()).map(|(slot, _)| slot as u32)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.entries.iter().flatten()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-impl<T> std::ops::Index<u32> for Slab<T> {
-    type Output = T;
-
-    fn index(&self, slot: u32) -> &T {
-        self.get(slot).expect("the slot is taken")
-    }
-}
-
-impl<T> std::ops::IndexMut<u32> for Slab<T> {
-    fn index_mut(&mut self, slot: u32) -> &mut T {
-        self.get_mut(slot).expect("the slot is taken")
-    }
-}
-
-/// An accepted request.
-pub(super) struct Group {
-    pub(super) request: EngineRequest,
-    pub(super) events: EventSender,
-    pub(super) cancel: Arc<AtomicBool>,
-    pub(super) submitted: Instant,
-    pub(super) admitted: Option<Instant>,
-    /// Order of admission; older is smaller.
-    pub(super) order: u64,
-    pub(super) cached_tokens: u32,
-    /// Choices without a terminal event.
-    pub(super) open: Vec<bool>,
-    /// Completion tokens of each choice that the fair-share account was charged for ahead.
-    pub(super) advance: u32,
-    /// Parameters common to all rows.
-    pub(super) row: SamplingRow,
-    /// Bias entries, ids rising.
-    pub(super) bias: Vec<(u32, f32)>,
-    /// The same with stop ids at −∞, for positions before `min_tokens`.
-    pub(super) bias_no_stop: Vec<(u32, f32)>,
-    /// Prompt log-probabilities of the step being committed.
-    pub(super) scored: Vec<TokenLogprobs>,
-    /// Keys of full pages as far as they were needed.
-    pub(super) keys: PageKeys,
-}
-
-impl Group {
-    pub(super) fn new(request: EngineRequest, events: EventSender, cancel: Arc<AtomicBool>, submitted: Instant) -> Self {
-        let sampling = &request.sampling;
-        let bias = merge_bias(&sampling.logit_bias, &[]);
-        let bias_no_stop = merge_bias(&sampling.logit_bias, &request.stop_ids);
-        let row = SamplingRow {
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            top_k: sampling.top_k,
-            repetition_penalty: sampling.repetition_penalty,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
-            logprobs: sampling.logprobs.unwrap_or(NONE),
-            ..SamplingRow::GREEDY
-        };
-        let open = vec![true; request.n as usize];
-        let keys = PageKeys::new(&request.cache_salt);
-        Self {
-            request,
-            events,
-            cancel,
-            submitted,
-            admitted: None,
-            order: 0,
-            cached_tokens: 0,
-            open,
-            advance: 0,
-            row,
-            bias,
-            bias_no_stop,
-            scored: Vec::new(),
-            keys,
-        }
-    }
-
-    pub(super) fn open_count(&self) -> usize {
-        self.open.iter().filter(|open| **open).count()
-    }
-
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancel.load(Ordering::Acquire)
-    }
-
-    pub(super) fn prompt_tokens(&self) -> u32 {
-        self.request.prompt.len() as u32
-    }
-
-    /// Bias entries of a row that draws completion token `index`. A mask takes stop ids out by itself.
-    pub(super) fn bias_at(&self, index: u32, masked: bool) -> &[(u32, f32)] {
-        if index < self.request.min_tokens && !masked { &self.bias_no_stop } else { &self.bias }
-    }
-
-    /// When the request is to be looked at again while it waits.
-    pub(super) fn waiting_until(&self) -> Option<Instant> {
-        let queue_end = self.request.queue_time_max.and_then(|wait| self.submitted.checked_add(wait));
-        [self.request.deadline, queue_end].into_iter().flatten().min()
-    }
-}
-
-/// One entry an id, rising; stop ids at −∞ whatever else was asked for them.
-fn merge_bias(bias: &[(u32, f32)], banned: &[u32]) -> Vec<(u32, f32)> {
-    let mut all: Vec<(u32, f32)> = bias.to_vec();
-    all.extend(banned.iter().map(|id| (*id, f32::NEG_INFINITY)));
-    all.sort_by_key(|(id, _)| *id);
-    all.dedup_by(|next, kept| {
-        let same = next.0 == kept.0;
-        if same {
-            kept.1 = if kept.1.min(next.1) == f32::NEG_INFINITY { f32::NEG_INFINITY } else { kept.1 + next.1 };
-        }
-        same
-    });
-    all
-}
 
 /// Chained keys of a sequence's full pages, computed once each.
 #[derive(Clone, Debug)]
@@ -200,7 +25,7 @@ pub(super) struct PageKeys {
 }
 
 impl PageKeys {
-    fn new(salt: &[u8]) -> Self {
+    pub(super) fn new(salt: &[u8]) -> Self {
         Self { root: root_key(salt), keys: Vec::new() }
     }
 
@@ -429,24 +254,4 @@ impl LogitsMask for BrokenMask {
 /// Calls into a mask; a panic inside is that choice's failure, nobody else's.
 pub(super) fn guarded(call: impl FnOnce() -> MaskVerdict) -> MaskVerdict {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(MaskVerdict::Failed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn banned_ids_beat_every_bias() {
-        let merged = merge_bias(&[(5, 100.0), (2, 1.0), (2, 0.5)], &[5, 9, 9]);
-        assert_eq!(merged, [(2, 1.5), (5, f32::NEG_INFINITY), (9, f32::NEG_INFINITY)]);
-    }
-
-    #[test]
-    fn slots_are_reused() {
-        let mut slab = Slab::new();
-        let (a, b) = (slab.insert('a'), slab.insert('b'));
-        assert_eq!((slab.remove(a), slab.remove(a)), (Some('a'), None));
-        assert_eq!((slab.insert('c'), slab[b]), (a, 'b'));
-        assert_eq!(slab.slots().collect::<Vec<_>>(), [a, b]);
-    }
 }

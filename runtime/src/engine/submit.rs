@@ -3,9 +3,10 @@
 use super::api::{FinishReason, MaskVerdict};
 use super::commit::{End, MASK_FAILED};
 use super::core::{ChunkRef, Core, InFlight, RowRef, RowUse};
+use super::group::Group;
 use super::request::kv_positions;
 use super::scheduler::{Chunk, SeqView};
-use super::sequence::{Group, Sequence, Source, guarded};
+use super::sequence::{Sequence, Source, guarded};
 use crate::device::DeviceError;
 
 impl Core {
@@ -82,9 +83,12 @@ impl Core {
     fn assemble(&mut self, chunks: &[Chunk], flight: &mut InFlight) {
         flight.chunks.clear();
         flight.rows.clear();
+        flight.scores = false;
         for chunk in chunks {
             let seq = &self.seqs[chunk.slot];
-            self.assembler.push(*chunk, seq, &self.groups[seq.group], &mut flight.rows);
+            let group = &self.groups[seq.group];
+            flight.scores |= group.request.prompt_logprobs.is_some();
+            self.assembler.push(*chunk, seq, group, &mut flight.rows);
             flight.chunks.push(ChunkRef { slot: chunk.slot, serial: seq.serial, end: seq.computed + chunk.tokens });
         }
         self.assembler.end();
