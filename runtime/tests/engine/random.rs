@@ -96,7 +96,7 @@ fn play(acts: Vec<Act>, script: Script, options: EngineOptions) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn random_load_keeps_every_promise(
