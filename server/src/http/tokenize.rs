@@ -64,19 +64,17 @@ enum Input {
 }
 
 fn read_input(fields: &mut Fields) -> Result<Input, ApiError> {
-    let add_special_tokens = fields.boolean("add_special_tokens")?;
-    if fields.has("messages") {
-        if fields.has("prompt") {
-            return Err(ApiError::invalid("prompt", "send either `prompt` or `messages`, not both"));
-        }
-        return Ok(Input::Chat {
-            messages: take_messages(fields)?,
-            add_generation_prompt: fields.boolean("add_generation_prompt")?.unwrap_or(true),
-            variables: fields.object("chat_template_kwargs")?.unwrap_or_default(),
-        });
+    let chat = fields.has("messages");
+    let messages = if chat { take_messages(fields)? } else { fields.array("messages")?.unwrap_or_default() };
+    let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+    let variables = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    let add_special_tokens = fields.boolean("add_special_tokens")?.unwrap_or(true);
+    match (fields.string("prompt")?, chat) {
+        (Some(_), true) => Err(ApiError::invalid("prompt", "send either `prompt` or `messages`, not both")),
+        (None, true) => Ok(Input::Chat { messages, add_generation_prompt, variables }),
+        (Some(text), false) => Ok(Input::Prompt { text, add_special_tokens }),
+        (None, false) => Err(ApiError::invalid("prompt", "`prompt` (a string) or `messages` is required")),
     }
-    let text = fields.string("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` (a string) or `messages` is required"))?;
-    Ok(Input::Prompt { text, add_special_tokens: add_special_tokens.unwrap_or(true) })
 }
 
 fn encode(served: &Served, input: Input) -> Result<Vec<u32>, ApiError> {

@@ -8,6 +8,7 @@ mod harness;
 mod lifecycle;
 mod logprobs;
 mod models;
+mod openapi;
 mod streams;
 mod transport;
 mod validation;

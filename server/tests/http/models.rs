@@ -131,6 +131,6 @@ fn bad_ids_and_missing_fields_of_the_tokenizer_endpoints_are_named() {
     live.post("/detokenize", &json!({"tokens": [-1]})).refused(400, "tokens");
     live.post("/detokenize", &json!({})).refused(400, "tokens");
     live.post("/tokenize", &json!({})).refused(400, "prompt");
-    live.post("/tokenize", &json!({"prompt": "a", "messages": []})).refused(400, "prompt");
+    live.post("/tokenize", &json!({"prompt": "a", "messages": [{"role": "user", "content": "a"}]})).refused(400, "prompt");
     live.post("/tokenize", &json!({"prompt": "a", "model": "other"})).refused(404, "model");
 }

@@ -1,0 +1,269 @@
+//! Outputs that always close: keeps a constrained output within reach of its end.
+//!
+//! A *witness* is a text that completes the output from where it stands; the fewest tokens that spell it
+//! bound what is still needed. With `left` tokens after the next one, a token may be drawn if the bound
+//! after it is at most `left`:
+//!
+//! ```text
+//! slack = left − bound
+//!   slack ≥ what any token can add        every token that the grammar allows
+//!   slack ≥ what n bytes of structure add tokens with at most n such bytes, and the witness
+//!   otherwise                             the witness, and tokens that were tried: after each of them a
+//!                                         known text closes the output within `left`
+//! ```
+//!
+//! What a token can add comes from the schema ([`super::growth`]). The witness is recomputed only when
+//! the bound that is carried along is too loose to decide. Everything counts work, never time, so that
+//! equal requests get equal masks.
+
+use super::compile::Limits;
+use super::vocabulary::Vocabulary;
+use llguidance::TokenParser;
+use llguidance::toktrie::Recognizer;
+
+/// Lengths to which a witness is searched for, and places tried for each.
+const SEARCHES: [(usize, u32); 5] = [(32, 400), (128, 800), (512, 1_500), (2_048, 4_000), (8_192, 10_000)];
+/// Further places tried to shorten a witness.
+const SHORTEN_STEPS: u32 = 200;
+/// Alternatives tried at each place.
+const WIDTH: usize = 6;
+/// Tokens tried one by one.
+const TRIED_MAX: usize = 96;
+/// Tokens after which a new witness is searched for.
+const SEARCHED_MAX: usize = 6;
+/// Bytes that a token may add beside its commitments: the rest of an escape or a character.
+const ESCAPE_BYTES: u64 = 8;
+
+/// The order in which bytes are tried: those that close come first.
+const ORDER: &[u8] = b"\"}]0123456789nultrefas,:{[-.Eabcdghijkmopqvwxyz_ABCDFGHIJKLMNOPQRSTUVWXYZ/+@#()<>=;!?$%&*'^`|~\\";
+
+/// What is known of an output's rest.
+#[derive(Clone, Debug)]
+pub(super) struct Closing {
+    /// Tokens that suffice, as far as is known.
+    bound: u64,
+    /// A text that completes the output, from where `bound` was exact on.
+    witness: Option<Vec<u8>>,
+    /// Whether the witness completes the output from here.
+    current: bool,
+}
+
+/// Reads and moves a parser by bytes.
+struct Search<'a> {
+    parser: &'a mut TokenParser,
+    vocabulary: &'a Vocabulary,
+    path: Vec<u8>,
+    best: Option<Vec<u8>>,
+    steps: u32,
+}
+
+impl Closing {
+    /// Of an output that has not begun: searches for a witness.
+    pub(super) fn start(parser: &mut TokenParser, vocabulary: &Vocabulary) -> Option<Self> {
+        let witness = find_witness(parser, vocabulary, &SEARCHES)?;
+        let bound = vocabulary.spell(&witness)?.len() as u64;
+        Some(Self { bound, witness: Some(witness), current: true })
+    }
+
+    /// Tokens that suffice to complete the output.
+    pub(super) fn bound(&self) -> u64 {
+        self.bound
+    }
+
+    /// Follows a token that was drawn.
+    pub(super) fn advance(&mut self, id: u32, vocabulary: &Vocabulary, limits: &Limits) {
+        let bytes = vocabulary.token(id);
+        if self.current
+            && let Some(rest) = self.witness.as_ref().and_then(|witness| witness.strip_prefix(bytes)).map(<[u8]>::to_vec)
+            && let Some(tokens) = vocabulary.spell(&rest)
+        {
+            self.bound = tokens.len() as u64;
+            self.witness = Some(rest);
+            return;
+        }
+        self.current = false;
+        self.bound = limits.cap(self.bound.saturating_add(growth(limits, vocabulary.structure(id))));
+    }
+
+    /// Takes tokens out of a mask after which the output might not close with `left` tokens.
+    pub(super) fn restrict(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, limits: &Limits, left: u64, words: &mut [u32]) {
+        let fits = |bound: u64| limits.cap(bound.saturating_add(growth(limits, vocabulary.structure_max()))) <= left;
+        if fits(self.bound) {
+            return;
+        }
+        self.refresh(parser, vocabulary);
+        if fits(self.bound) || !self.current {
+            return;
+        }
+        let Some(witness) = self.witness.clone() else { return };
+        let first = vocabulary.spell(&witness).and_then(|tokens| tokens.first().copied());
+        match self.structure_allowed(limits, left).map(|structure| vocabulary.class(structure)) {
+            Some(None) => {}
+            Some(Some(class)) => {
+                for (word, allowed) in words.iter_mut().zip(class.words.iter().chain(std::iter::repeat(&0))) {
+                    *word &= allowed;
+                }
+                allow(words, first);
+                allow_all(words, vocabulary.eos(), parser.is_accepting());
+            }
+            None => {
+                let tried = self.tried(parser, vocabulary, left, &witness, words);
+                words.fill(0);
+                tried.into_iter().chain(first).for_each(|id| allow(words, Some(id)));
+                allow_all(words, vocabulary.eos(), parser.is_accepting());
+            }
+        }
+    }
+
+    /// Bytes of structure that a token may have so that what it adds is within the slack.
+    fn structure_allowed(&self, limits: &Limits, left: u64) -> Option<u32> {
+        let slack = left.checked_sub(self.bound)?.checked_sub(ESCAPE_BYTES)?;
+        let commitments = slack / limits.committed.max(1);
+        u32::try_from(commitments.checked_sub(1)?).ok()
+    }
+
+    /// Makes the witness one from here, and the bound exact.
+    fn refresh(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary) {
+        if self.current {
+            return;
+        }
+        if parser.is_accepting() {
+            *self = Self { bound: 0, witness: Some(Vec::new()), current: true };
+            return;
+        }
+        let old = self.witness.take().filter(|witness| closes(parser, vocabulary, &[], witness).is_some());
+        // Of both, the shorter one: an old witness may hold more than what is needed now.
+        let new = find_witness(parser, vocabulary, SEARCHES.get(..if old.is_some() { 1 } else { SEARCHES.len() }).unwrap_or_default());
+        let spelled = |witness: Vec<u8>| vocabulary.spell(&witness).map(|tokens| (tokens.len() as u64, witness));
+        let best = old.and_then(spelled).into_iter().chain(new.and_then(spelled)).min_by_key(|(tokens, _)| *tokens);
+        if let Some((bound, witness)) = best {
+            *self = Self { bound, witness: Some(witness), current: true };
+        }
+    }
+
+    /// Tokens of the mask after which a text is known that closes the output with `left` tokens.
+    fn tried(&self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, witness: &[u8], words: &[u32]) -> Vec<u32> {
+        let mut kept = Vec::new();
+        let mut searches = 0;
+        for id in bits(words).filter(|id| !vocabulary.token(*id).is_empty()).take(TRIED_MAX) {
+            let rest = witness.strip_prefix(vocabulary.token(id)).unwrap_or(witness);
+            let bound = match closes(parser, vocabulary, &[id], rest) {
+                Some(bound) => Some(bound),
+                None if searches < SEARCHED_MAX => {
+                    searches += 1;
+                    bound_after(parser, vocabulary, id)
+                }
+                None => None,
+            };
+            if bound.is_some_and(|bound| bound <= left) {
+                kept.push(id);
+            }
+        }
+        kept
+    }
+}
+
+/// Tokens that one with so many bytes of structure can add to what is needed.
+fn growth(limits: &Limits, structure: u32) -> u64 {
+    limits.committed.saturating_mul(u64::from(structure) + 1).saturating_add(ESCAPE_BYTES)
+}
+
+fn allow(words: &mut [u32], id: Option<u32>) {
+    if let Some(id) = id
+        && let Some(word) = words.get_mut((id / 32) as usize)
+    {
+        *word |= 1 << (id % 32);
+    }
+}
+
+fn allow_all(words: &mut [u32], ids: &[u32], wanted: bool) {
+    if wanted {
+        ids.iter().for_each(|id| allow(words, Some(*id)));
+    }
+}
+
+/// Ids of a mask, rising.
+fn bits(words: &[u32]) -> impl Iterator<Item = u32> + '_ {
+    let ids = |(index, word): (usize, &u32)| {
+        let mut word = *word;
+        std::iter::from_fn(move || {
+            let bit = (word != 0).then(|| word.trailing_zeros())?;
+            word &= word - 1;
+            Some(index as u32 * 32 + bit)
+        })
+    };
+    words.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(ids)
+}
+
+/// Tokens of `witness` if it completes the output after the tokens `drawn`.
+fn closes(parser: &mut TokenParser, vocabulary: &Vocabulary, drawn: &[u32], witness: &[u8]) -> Option<u64> {
+    let rest = vocabulary.spell(witness)?;
+    let eos = vocabulary.eos().first().copied()?;
+    let path: Vec<u32> = drawn.iter().copied().chain(rest.iter().copied()).chain([eos]).collect();
+    let valid = parser.validate_tokens_raw(&path).ok()?;
+    (valid == path.len()).then_some(rest.len() as u64)
+}
+
+/// Tokens that suffice after `id`, searched for.
+fn bound_after(parser: &mut TokenParser, vocabulary: &Vocabulary, id: u32) -> Option<u64> {
+    parser.consume_token(id).ok()?;
+    let witness = find_witness(parser, vocabulary, SEARCHES.get(..2).unwrap_or_default());
+    parser.rollback(1).ok()?;
+    Some(vocabulary.spell(&witness?)?.len() as u64)
+}
+
+/// Searches for a short text that completes the output.
+fn find_witness(parser: &mut TokenParser, vocabulary: &Vocabulary, searches: &[(usize, u32)]) -> Option<Vec<u8>> {
+    searches.iter().find_map(|&(bytes_max, steps)| {
+        let mut search = Search { parser, vocabulary, path: Vec::new(), best: None, steps };
+        search.descend(bytes_max);
+        search.best
+    })
+}
+
+impl Search<'_> {
+    /// Tries the bytes that may follow the path; the path and the parser are as before afterwards.
+    fn descend(&mut self, bytes_max: usize) {
+        if self.parser.is_accepting() {
+            if self.best.is_none() {
+                self.steps = self.steps.min(SHORTEN_STEPS);
+            }
+            self.best = Some(self.path.clone());
+            return;
+        }
+        for byte in self.next_bytes() {
+            let limit = self.best.as_ref().map_or(bytes_max, |best| best.len().saturating_sub(1));
+            if self.steps == 0 || self.path.len() >= limit {
+                return;
+            }
+            self.steps -= 1;
+            let Some(id) = self.vocabulary.byte(byte) else { continue };
+            if self.parser.consume_token(id).is_err() {
+                return;
+            }
+            self.path.push(byte);
+            self.descend(bytes_max);
+            self.path.pop();
+            if self.parser.rollback(1).is_err() {
+                self.steps = 0;
+            }
+        }
+    }
+
+    /// Bytes that may come next, the most promising first.
+    fn next_bytes(&mut self) -> Vec<u8> {
+        let mut bytes: Vec<u8> = self.parser.parser.with_recognizer(|recognizer| {
+            recognizer.trie_started("witness");
+            let known = ORDER.iter().copied().filter(|byte| recognizer.byte_allowed(*byte)).collect::<Vec<_>>();
+            let bytes = if known.is_empty() { (0..=0xFE).filter(|byte| recognizer.byte_allowed(*byte)).collect() } else { known };
+            recognizer.trie_finished();
+            bytes
+        });
+        // Where both may follow, a bracket is text and closes nothing.
+        if bytes.contains(&b'a') && bytes.first() != Some(&b'"') {
+            bytes.sort_by_key(|byte| !byte.is_ascii_alphanumeric());
+        }
+        bytes.truncate(WIDTH);
+        bytes
+    }
+}

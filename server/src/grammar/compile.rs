@@ -1,0 +1,210 @@
+//! Turns constraints into parsers, within bounds of size, memory and time.
+
+use super::bounds::{check_lark, check_schema};
+use super::closing::Closing;
+use super::growth::schema_growth;
+use super::mask::{GrammarMask, Workers};
+use super::regex_growth::regex_growth;
+use super::request::{Constraint, ConstraintKind};
+use super::vocabulary::Vocabulary;
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{ParserFactory, TokenParser};
+use oxide_runtime::engine::MaskFactory;
+use oxide_text::Tokenizer;
+use serde_json::{Value, json};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Longest time that a compilation may take.
+pub const COMPILE_TIME_MAX: Duration = Duration::from_secs(5);
+/// Stack of a compiling thread: the library's recursion is bounded by the depth of what it is given.
+pub const COMPILE_STACK_BYTES: usize = 64 << 20;
+/// Whitespace between two JSON tokens; none follows the end.
+const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,8}";
+/// Largest growth of a token in a Lark grammar, which is not analysed: a guess.
+const LARK_COMMITTED: u64 = 64;
+
+/// A constraint that is refused: the field and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{param}` {reason}")]
+pub struct GrammarError {
+    /// The field.
+    pub param: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// Compiles constraints for one model. The vocabulary is prepared once, by whoever needs it first.
+pub struct Grammars {
+    tokenizer: Arc<Tokenizer>,
+    eos: Vec<u32>,
+    workers: Arc<Workers>,
+    prepared: OnceLock<Result<Prepared, String>>,
+}
+
+struct Prepared {
+    vocabulary: Arc<Vocabulary>,
+    factory: ParserFactory,
+}
+
+/// What bounds the rest of an output.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Limits {
+    /// Bytes that one commitment can add.
+    pub(super) committed: u64,
+    /// Bytes that suffice from anywhere, if that is known.
+    absolute: Option<u64>,
+}
+
+impl Limits {
+    /// A bound, lowered to what suffices from anywhere.
+    pub(super) fn cap(&self, bound: u64) -> u64 {
+        self.absolute.map_or(bound, |absolute| bound.min(absolute))
+    }
+}
+
+/// A compiled constraint, ready to make masks.
+#[derive(Clone)]
+pub struct Compiled {
+    parser: TokenParser,
+    closing: Option<Closing>,
+    limits: Limits,
+    vocabulary: Arc<Vocabulary>,
+    workers: Arc<Workers>,
+}
+
+impl Grammars {
+    /// For a tokenizer and the ids that end a text.
+    pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32]) -> Arc<Self> {
+        Arc::new(Self { tokenizer, eos: eos.to_vec(), workers: Arc::new(Workers::new()), prepared: OnceLock::new() })
+    }
+
+    /// Prepares the vocabulary on a thread of its own, so that the first constrained request need not.
+    pub fn prepare_in_background(self: &Arc<Self>) {
+        let own = Arc::clone(self);
+        // Without the thread the first request does the work.
+        let _ = std::thread::Builder::new().name("grammar-vocabulary".to_owned()).spawn(move || own.prepared().is_ok());
+    }
+
+    fn prepared(&self) -> Result<&Prepared, String> {
+        let prepare = || {
+            let vocabulary = Arc::new(Vocabulary::new(&self.tokenizer, &self.eos));
+            let slices = SlicedBiasComputer::json_slices();
+            let mut factory = ParserFactory::new(&vocabulary.env(), InferenceCapabilities::default(), &slices)
+                .map_err(|error| format!("the tokenizer's vocabulary cannot be constrained: {error}"))?;
+            factory.quiet();
+            *factory.limits_mut() = parser_limits();
+            Ok(Prepared { vocabulary, factory })
+        };
+        self.prepared.get_or_init(prepare).as_ref().map_err(Clone::clone)
+    }
+
+    /// Compiles a constraint. Takes up to [`COMPILE_TIME_MAX`] and much stack: run it on a thread of its own.
+    ///
+    /// # Errors
+    /// If it cannot be enforced as written, is too large, or nothing satisfies it.
+    pub fn compile(&self, constraint: &Constraint) -> Result<Compiled, GrammarError> {
+        let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
+        let (grammar, limits) = grammar_of(&constraint.kind).map_err(refused)?;
+        let prepared = self.prepared().map_err(refused)?;
+        let mut parser = prepared.factory.create_parser(grammar).map_err(|error| refused(explain(&error)))?;
+        parser.start_without_prompt();
+        let closing = Closing::start(&mut parser, &prepared.vocabulary);
+        Ok(Compiled { parser, closing, limits, vocabulary: Arc::clone(&prepared.vocabulary), workers: Arc::clone(&self.workers) })
+    }
+}
+
+impl Compiled {
+    /// Tokens of the shortest complete output that is known; `None` if none was found.
+    pub fn shortest(&self) -> Option<u64> {
+        self.closing.as_ref().map(Closing::bound)
+    }
+
+    /// Makes the masks of a request that may draw `max_tokens`. If that is too little for any complete
+    /// output, the masks only keep to the grammar.
+    pub fn masks(self, max_tokens: u32) -> MaskFactory {
+        let Self { parser, closing, limits, vocabulary, workers } = self;
+        let closing = closing.filter(|closing| closing.bound() <= u64::from(max_tokens));
+        Arc::new(move || {
+            // Sequences share nothing that one could wait for.
+            let parser = parser.deep_clone();
+            Box::new(GrammarMask::new(parser, closing.clone(), limits, Arc::clone(&vocabulary), Arc::clone(&workers)))
+        })
+    }
+}
+
+/// Every limit of the library, so that none changes with its version.
+fn parser_limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 2_000,
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_lexer_states: 50_000,
+        max_grammar_size: 200_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+fn grammar_of(kind: &ConstraintKind) -> Result<(TopLevelGrammar, Limits), String> {
+    match kind {
+        ConstraintKind::Schema(schema) => {
+            check_schema(schema)?;
+            let growth = schema_growth(schema);
+            if growth.shortest.is_none() {
+                return Err("describes no value that could be written: its required parts have no end, or contradict each other".to_owned());
+            }
+            let limits = Limits { committed: growth.committed, absolute: None };
+            Ok((TopLevelGrammar::from_json_schema(strictly(schema)), limits))
+        }
+        ConstraintKind::Regex(pattern) => {
+            let growth = regex_growth(pattern)?;
+            let limits = Limits { committed: growth.remaining, absolute: Some(growth.remaining.max(growth.shortest)) };
+            Ok((TopLevelGrammar::from_regex(pattern), limits))
+        }
+        ConstraintKind::Choice(texts) => {
+            let longest = texts.iter().map(String::len).max().unwrap_or(0) as u64;
+            let options: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+            let grammar = format!("start: {}", options.join(" | "));
+            Ok((TopLevelGrammar::from_lark(grammar), Limits { committed: longest, absolute: Some(longest) }))
+        }
+        ConstraintKind::Lark(text) => {
+            check_lark(text)?;
+            let grammar = TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(text.clone()));
+            Ok((grammar, Limits { committed: LARK_COMMITTED, absolute: None }))
+        }
+    }
+}
+
+/// The schema with the options of its compilation, none left to a default.
+fn strictly(schema: &Value) -> Value {
+    let options = json!({
+        "item_separator": ",", "key_separator": ":", "whitespace_flexible": true, "whitespace_pattern": WHITESPACE,
+        "coerce_one_of": false, "lenient": false,
+    });
+    match schema {
+        Value::Object(map) => {
+            let mut map = map.clone();
+            map.insert("x-guidance".to_owned(), options);
+            Value::Object(map)
+        }
+        other => json!({"allOf": [other], "x-guidance": options}),
+    }
+}
+
+/// The library's reason in our words, where it speaks of its own options.
+fn explain(error: &anyhow::Error) -> String {
+    let message = format!("{error:#}");
+    let message = message.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('<')).collect::<Vec<_>>().join("; ");
+    if message.contains("oneOf constraints are not supported") {
+        return "uses `oneOf` with alternatives that may overlap, which is not supported; use `anyOf`".to_owned();
+    }
+    if let Some(keys) = message.split("Unimplemented keys: ").nth(1) {
+        return format!("uses unsupported keywords: {keys}");
+    }
+    let message: String = message.chars().take(300).collect();
+    format!("cannot be compiled: {message}")
+}
