@@ -2,17 +2,17 @@
 
 use crate::catalogue::{Catalogue, CatalogueError};
 use crate::checkpoint::{Checkpoint, CheckpointError, Files};
-use crate::golden::{self, GoldenError};
+use crate::golden::{self, GoldenError, Proof};
 use crate::graph::{self, Graph, Precision};
 use crate::hub::{self, HubError};
 use crate::passes::{self, LowerError, Settings, Unit};
 use crate::profile::{Profile, ProfileError, builtin};
 use crate::progress::{Phase, Progress};
 use crate::schedule;
-use crate::seal::{self, SealError};
+use crate::seal::{self, Hashes, SealError};
 use oxide_bundle::dtype::DType;
 use oxide_bundle::dump::PlanText;
-use oxide_bundle::manifest::{Golden, GoldenStatus, Ledger, Limits, Target};
+use oxide_bundle::manifest::{GoldenStatus, Ledger, Limits, Target};
 use oxide_bundle::plan::KvGeometry;
 use oxide_bundle::step::StepBounds;
 use serde::Serialize;
@@ -80,6 +80,8 @@ pub struct Report {
     pub entries: usize,
     /// Whether golden vectors were proven.
     pub golden: GoldenStatus,
+    /// Whether they were compared with ids of a reference implementation.
+    pub golden_reference: bool,
     /// Greedy prompts proven and their ids that bind.
     pub golden_prompts: usize,
     /// Greedy ids that bind.
@@ -200,17 +202,28 @@ pub fn settings(request: &Request) -> Result<Settings, CompileError> {
     Ok(Settings { target: request.target, act, weight: profile.dtype, kv, bounds, classes, catalogue })
 }
 
+/// A profile lowered for a target.
+#[derive(Debug)]
+pub struct Lowered {
+    /// The graph before any pass: what the checkpoint is checked against.
+    pub graph: Graph,
+    /// Every representation after it.
+    pub unit: Unit,
+    /// What the passes were told.
+    pub settings: Settings,
+}
+
 /// Profile and flags → plan, without a checkpoint.
 ///
 /// # Errors
 /// If a limit is out of range, kernels are missing, or lowering fails.
-pub fn lower(request: &Request) -> Result<(Graph, Unit, Settings), CompileError> {
+pub fn lower(request: &Request) -> Result<Lowered, CompileError> {
     let settings = settings(request)?;
     let context = limits(request)?.context_max;
     let built = graph::build(&request.profile, Precision { act: settings.act }, context);
     let graph = built.map_err(|problem| LowerError::Pass { pass: "build", problem })?;
     let unit = passes::lower(graph.clone(), &settings)?;
-    Ok((graph, unit, settings))
+    Ok(Lowered { graph, unit, settings })
 }
 
 /// Text of a representation.
@@ -225,7 +238,7 @@ pub fn dump(request: &Request, stage: Stage) -> Result<String, CompileError> {
         let graph = built.map_err(|problem| LowerError::Pass { pass: "build", problem })?;
         return Ok(graph::print(&passes::lower_through("choose_layouts", graph, &settings)?.graph));
     }
-    let (_, unit, _) = lower(request)?;
+    let unit = lower(request)?.unit;
     Ok(match stage {
         Stage::Plan => unit.plan.as_ref().map(|plan| PlanText(plan).to_string()).unwrap_or_default(),
         Stage::Graph | Stage::Schedule => unit.schedule.as_ref().map(schedule::print).unwrap_or_default(),
@@ -253,34 +266,33 @@ pub fn files(request: &Request) -> Result<Files, CompileError> {
 /// If anything is missing, does not fit, or cannot be written; nothing is left at the output path then.
 pub fn compile(request: &Request, progress: &mut dyn Progress) -> Result<Report, CompileError> {
     progress.start(Phase::Lower, 0);
-    let (graph, unit, settings) = lower(request)?;
+    let lowered = lower(request)?;
     progress.finish();
     progress.start(Phase::Check, 0);
-    let checkpoint = Checkpoint::open(files(request)?, &request.profile, &graph)?;
+    let checkpoint = Checkpoint::open(files(request)?, &request.profile, &lowered.graph)?;
+    let inputs = seal::hash_inputs(&checkpoint)?;
     progress.finish();
-    let limits = limits(request)?;
-    let mut draft = seal::Draft::new(request, limits, &unit, &settings, &checkpoint)?;
+    let mut draft = seal::Draft::new(request, &lowered, limits(request)?, &checkpoint, &inputs)?;
     draft.write_weights(&checkpoint, progress)?;
     draft.seal(progress)?;
     if request.golden == GoldenStatus::Proven {
-        let golden = match request.target {
-            Target::Cpu => golden::prove(draft.path(), request, &checkpoint, progress)?,
-            Target::Sm90 => golden_on_cpu(request, &checkpoint, progress)?,
+        let proof = match request.target {
+            Target::Cpu => golden::prove(draft.path(), request, &checkpoint, &inputs, progress)?,
+            Target::Sm90 => prove_on_cpu(request, &checkpoint, &inputs, progress)?,
         };
-        draft.prove(golden, progress)?;
+        draft.prove(proof, progress)?;
     }
     Ok(draft.publish()?)
 }
 
 /// Golden vectors of a target that this machine may not have: the same profile and checkpoint lowered for
 /// cpu into a file beside the output, which is removed again.
-fn golden_on_cpu(request: &Request, checkpoint: &Checkpoint, progress: &mut dyn Progress) -> Result<Golden, CompileError> {
+fn prove_on_cpu(request: &Request, checkpoint: &Checkpoint, inputs: &Hashes, progress: &mut dyn Progress) -> Result<Proof, CompileError> {
     let mut output = request.output.clone().into_os_string();
     output.push(".golden");
     let cpu = Request { target: Target::Cpu, output: output.into(), seqs_max: None, ..request.clone() };
-    let (_, unit, settings) = lower(&cpu)?;
-    let mut draft = seal::Draft::new(&cpu, limits(&cpu)?, &unit, &settings, checkpoint)?;
+    let mut draft = seal::Draft::new(&cpu, &lower(&cpu)?, limits(&cpu)?, checkpoint, inputs)?;
     draft.write_weights(checkpoint, progress)?;
     draft.seal(progress)?;
-    Ok(golden::prove(draft.path(), request, checkpoint, progress)?)
+    Ok(golden::prove(draft.path(), request, checkpoint, inputs, progress)?)
 }

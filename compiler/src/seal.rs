@@ -3,7 +3,8 @@
 //! An interrupted compile leaves no bundle, only a `.partial` that the next one replaces.
 
 use crate::checkpoint::Checkpoint;
-use crate::compile::{Report, Request};
+use crate::compile::{Lowered, Report, Request};
+use crate::golden::Proof;
 use crate::passes::{Settings, Unit, artifacts_used};
 use crate::profile::Profile;
 use crate::progress::{Phase, Progress};
@@ -67,7 +68,7 @@ pub struct Draft {
     plan: RawPlan,
     table: RopeTable,
     sealed: Option<SealReport>,
-    golden: Golden,
+    proof: Option<Proof>,
 }
 
 impl Draft {
@@ -75,7 +76,8 @@ impl Draft {
     ///
     /// # Errors
     /// If an input cannot be read, the plan does not verify, or the file cannot be made.
-    pub fn new(request: &Request, limits: Limits, unit: &Unit, settings: &Settings, checkpoint: &Checkpoint) -> Result<Self, SealError> {
+    pub fn new(request: &Request, lowered: &Lowered, limits: Limits, checkpoint: &Checkpoint, inputs: &Hashes) -> Result<Self, SealError> {
+        let Lowered { unit, settings, .. } = lowered;
         let profile = &request.profile;
         let plan = unit.plan.clone().ok_or(SealError::Incomplete("plan"))?;
         let manifest = manifest(profile, &plan, limits, settings, checkpoint);
@@ -88,14 +90,14 @@ impl Draft {
             tokenizer_json: checkpoint.text.tokenizer_json.clone(),
             template: checkpoint.text.template_section(profile),
             golden: Golden::default(),
-            provenance: provenance(request, checkpoint)?,
+            provenance: provenance(request, inputs),
             licences: licences(profile, checkpoint)?,
         };
         let partial = Partial::create(&request.output)?;
         let file = partial.file.try_clone().map_err(|source| SealError::File { path: partial.path.clone(), source })?;
         let writer = BundleWriter::new(file, contents)?;
         let table = RopeTable::new(&profile.numerics, profile.dims.head_dim);
-        Ok(Self { partial, output: request.output.clone(), writer, manifest, plan, table, sealed: None, golden: Golden::default() })
+        Ok(Self { partial, output: request.output.clone(), writer, manifest, plan, table, sealed: None, proof: None })
     }
 
     /// Where the partial file is.
@@ -133,10 +135,10 @@ impl Draft {
     ///
     /// # Errors
     /// As [`Draft::seal`].
-    pub fn prove(&mut self, golden: Golden, progress: &mut dyn Progress) -> Result<(), SealError> {
+    pub fn prove(&mut self, proof: Proof, progress: &mut dyn Progress) -> Result<(), SealError> {
         self.manifest.golden = GoldenStatus::Proven;
-        self.golden = golden.clone();
-        self.writer.set_golden(self.manifest.clone(), golden);
+        self.writer.set_golden(self.manifest.clone(), proof.golden.clone());
+        self.proof = Some(proof);
         self.seal(progress)
     }
 
@@ -147,6 +149,7 @@ impl Draft {
     pub fn publish(self) -> Result<Report, SealError> {
         let sealed = self.sealed.ok_or(SealError::Incomplete("sealed file"))?;
         self.partial.publish(&self.output)?;
+        let greedy = self.proof.as_ref().map(|proof| proof.golden.greedy.as_slice()).unwrap_or_default();
         Ok(Report {
             output: self.output,
             seal: sealed.seal.to_string(),
@@ -159,8 +162,9 @@ impl Draft {
             kernels: self.plan.kernels.len(),
             entries: self.plan.entries.len(),
             golden: self.manifest.golden,
-            golden_prompts: self.golden.greedy.len(),
-            golden_ids: self.golden.greedy.iter().map(|vector| vector.binding).sum(),
+            golden_reference: self.proof.as_ref().is_some_and(|proof| proof.reference),
+            golden_prompts: greedy.len(),
+            golden_ids: greedy.iter().map(|vector| vector.binding).sum(),
         })
     }
 }
@@ -271,13 +275,22 @@ fn licences(profile: &Profile, checkpoint: &Checkpoint) -> Result<String, SealEr
     Ok(text)
 }
 
-/// Recipe and input hashes. Files are hashed in parallel; the map is sorted by name.
-fn provenance(request: &Request, checkpoint: &Checkpoint) -> Result<Provenance, SealError> {
+/// SHA-256 of every input file by its name, as hex digits.
+pub type Hashes = BTreeMap<String, String>;
+
+/// Hashes every file of a checkpoint that a compile reads, in parallel.
+///
+/// # Errors
+/// If one cannot be read.
+pub fn hash_inputs(checkpoint: &Checkpoint) -> Result<Hashes, SealError> {
     let names = ["config.json".to_owned()].into_iter();
     let names = names.chain(checkpoint.text.files.iter().cloned()).chain(checkpoint.inventory.shards.iter().cloned());
     let names: Vec<String> = names.collect();
     let hash = |name: &String| Ok((name.clone(), hash_file(checkpoint, name)?));
-    let inputs = names.par_iter().map(hash).collect::<Result<Vec<_>, SealError>>()?;
+    Ok(names.par_iter().map(hash).collect::<Result<Vec<_>, SealError>>()?.into_iter().collect())
+}
+
+fn provenance(request: &Request, inputs: &Hashes) -> Provenance {
     let flags = [("max-context", request.context_max), ("max-seqs", request.seqs_max)];
     let mut options: BTreeMap<String, String> =
         flags.into_iter().filter_map(|(flag, value)| Some((flag.to_owned(), value?.to_string()))).collect();
@@ -285,12 +298,12 @@ fn provenance(request: &Request, checkpoint: &Checkpoint) -> Result<Provenance, 
     if request.golden == GoldenStatus::Unproven {
         options.insert("no-golden".to_owned(), "true".to_owned());
     }
-    Ok(Provenance {
+    Provenance {
         compiler: env!("CARGO_PKG_VERSION").to_owned(),
         profile_toml: request.profile.toml.clone(),
         options,
-        inputs: inputs.into_iter().collect(),
-    })
+        inputs: inputs.clone(),
+    }
 }
 
 fn hash_file(checkpoint: &Checkpoint, name: &str) -> Result<String, SealError> {

@@ -1,6 +1,6 @@
 //! The command line of `oxide-compile`: arguments, environment, output, exit codes. Holds no logic of a compile.
 //!
-//! Exit codes: 0 done · 2 bad arguments · 3 unknown profile · 4 bad profile · 5 limit out of range ·
+//! Exit codes: 0 done · 2 wrong command line · 3 unknown profile · 4 bad profile · 5 limit out of range ·
 //! 10 checkpoint not found · 11 shard missing · 12 file missing · 13 checkpoint does not fit the profile ·
 //! 14 checkpoint unreadable · 20 kernels missing · 21 lowering failed · 22 artifacts unreadable ·
 //! 30 sealing failed · 31 golden vectors failed · 40 not on the hub · 41 access refused · 42 network ·
@@ -14,6 +14,7 @@ pub use args::Args;
 
 use crate::compile::{self, CompileError};
 use crate::hub;
+use crate::passes::LowerError;
 use crate::profile::{BUILTIN, Profile, builtin};
 use args::{Command, CompileArgs, KernelsArgs, PullArgs};
 use std::process::ExitCode;
@@ -70,7 +71,11 @@ fn compile_profile(args: &CompileArgs) -> Result<(), CompileError> {
         return Ok(());
     }
     let mut bars = progress::Bars::new(args.json);
-    let made = compile::compile(&request, &mut bars)?;
+    let made = compile::compile(&request, &mut bars);
+    if matches!(&made, Err(CompileError::Lower(LowerError::MissingKernels { .. }))) && !request.artifacts.exists() {
+        eprintln!("oxide-compile: there is no folder {}; --artifacts DIR names another", request.artifacts.display());
+    }
+    let made = made?;
     bars.clear();
     print!("{}", report::compiled(&made, args.json));
     Ok(())

@@ -31,7 +31,8 @@ pub(super) fn compiled(report: &Report, json: bool) -> String {
     let _ = writeln!(text, "seal     {seal}");
     let _ = writeln!(text, "model    {profile} for {target}, {kernels} kernels, {entries} batch classes");
     let _ = writeln!(text, "size     {} ({} metadata, {} weights)", bytes(*file_bytes), bytes(*metadata_bytes), bytes(ledger.weight_bytes));
-    let proven = format!("proven: {} prompts, {} binding ids", report.golden_prompts, report.golden_ids);
+    let compared = if report.golden_reference { "equal to the reference's" } else { "no reference for this checkpoint" };
+    let proven = format!("proven: {} prompts, {} binding ids, {compared}", report.golden_prompts, report.golden_ids);
     let _ = writeln!(text, "golden   {}", if *golden == GoldenStatus::Proven { proven } else { "unproven (--no-golden)".to_owned() });
     text + &limits_text(limits) + &ledger_text(ledger)
 }

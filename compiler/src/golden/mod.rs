@@ -10,6 +10,7 @@ mod text;
 use crate::checkpoint::Checkpoint;
 use crate::compile::Request;
 use crate::progress::Progress;
+use crate::seal::Hashes;
 use oxide_bundle::manifest::Golden;
 use std::path::Path;
 
@@ -65,14 +66,30 @@ pub enum GoldenError {
     },
 }
 
-/// Makes golden vectors by running the sealed cpu bundle at `path`.
+/// Golden vectors, and what they rest on.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    /// The vectors.
+    pub golden: Golden,
+    /// Whether they agree with ids of a reference implementation.
+    pub reference: bool,
+}
+
+/// Makes golden vectors by running the sealed cpu bundle at `path`. `inputs` are the checkpoint's hashes.
 ///
 /// # Errors
 /// If the model does not run, or differs from the profile's reference.
-pub fn prove(path: &Path, request: &Request, checkpoint: &Checkpoint, progress: &mut dyn Progress) -> Result<Golden, GoldenError> {
-    let prompts = reference::prompts(&request.profile, checkpoint)?;
+pub fn prove(
+    path: &Path,
+    request: &Request,
+    checkpoint: &Checkpoint,
+    inputs: &Hashes,
+    progress: &mut dyn Progress,
+) -> Result<Proof, GoldenError> {
+    let prompts = reference::prompts(&request.profile, checkpoint, inputs)?;
     let greedy = run::greedy(path, &prompts, request.target, progress)?;
     let tokenizer = text::tokenizer_vectors(checkpoint, &prompts)?;
     let template = text::template_vectors(checkpoint, &request.profile, &prompts)?;
-    Ok(Golden { greedy, tokenizer, template })
+    let reference = prompts.iter().any(|prompt| prompt.reference.is_some());
+    Ok(Proof { golden: Golden { greedy, tokenizer, template }, reference })
 }

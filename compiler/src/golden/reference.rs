@@ -3,6 +3,7 @@
 use super::GoldenError;
 use crate::checkpoint::Checkpoint;
 use crate::profile::{Profile, builtin};
+use crate::seal::Hashes;
 use oxide_text::{ChatInput, ChatTemplate, TemplateTokens, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -53,8 +54,10 @@ struct Entry {
 }
 
 /// The prompts whose work fits the budget, in order.
-pub(super) fn prompts(profile: &Profile, checkpoint: &Checkpoint) -> Result<Vec<Prompt>, GoldenError> {
-    let shipped = builtin(&profile.name).and_then(|found| found.reference);
+pub(super) fn prompts(profile: &Profile, checkpoint: &Checkpoint, inputs: &Hashes) -> Result<Vec<Prompt>, GoldenError> {
+    let weights = inputs.get("model.safetensors");
+    let in_scope = profile.reference.as_ref().is_none_or(|scope| weights == Some(&scope.weights_sha256));
+    let shipped = builtin(&profile.name).filter(|found| found.toml == profile.toml && in_scope).and_then(|found| found.reference);
     let (all, work_max) = match shipped {
         Some(text) => (referenced(text)?, WORK_MAX),
         None => (own(checkpoint)?, PORTABLE_WORK_MAX),

@@ -9,6 +9,7 @@ mod build;
 mod op;
 mod parse;
 mod print;
+mod typing;
 mod verify;
 
 pub use build::{Precision, build};

@@ -3,6 +3,7 @@
 //! A pass is one function over a [`Unit`]. After each, the representation that it left is verified, so
 //! that a broken pass is named and nothing malformed travels on.
 
+mod bind_artifact;
 mod canonicalise;
 mod choose_layouts;
 mod emit;

@@ -76,7 +76,7 @@ fn lives(schedule: &Schedule) -> Vec<Lives> {
 
 fn size(buffer: &Buffer, life: &Lives, entries: &[Entry]) -> Result<u64, String> {
     let mut largest = 0;
-    for (entry, _) in life {
+    for entry in life.keys() {
         let elements = buffer.elements.eval(bindings(entries[*entry].class));
         let elements = elements.filter(|&n| n < u32::MAX).ok_or_else(|| format!("buffer {} has too many elements", buffer.label))?;
         largest = largest.max(u64::from(elements) * buffer.dtype.bytes());

@@ -1,15 +1,15 @@
 //! Covers the graph of each class with kernels of the catalogue, most fused first. Collects everything
 //! that has no kernel; there is no fallback.
 
+use super::bind_artifact::{bind, kernel};
 use super::{PassProblem, PassResult, Settings, Unit};
-use crate::catalogue::{Catalogue, Found, Wanted};
+use crate::catalogue::{Found, Wanted};
 use crate::graph::{Axis, Graph, NodeId, Op, Type, Value as GraphValue, WeightRef};
 use crate::schedule::class_text;
-use oxide_bundle::artifact::ArtifactManifest;
-use oxide_bundle::contract::{self, Activation, Contract, Dim, Heads, Linear, Phase, Role};
+use oxide_bundle::contract::{self, Activation, Contract, Heads, Linear, Phase, Role};
 use oxide_bundle::dtype::{DType, F32Bits};
 use oxide_bundle::manifest::Target;
-use oxide_bundle::plan::{BatchClass, Extent, Sym, Value};
+use oxide_bundle::plan::{BatchClass, Extent, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Kernels chosen for one class, in execution order.
@@ -250,7 +250,7 @@ impl Cover<'_> {
             Op::TakeRows => (contract::Op::TakeRows { dim }, vec![x(), out]),
             Op::Sample { vocab_known } => (contract::Op::Sample { vocab: self.width(inputs[0]), vocab_known }, vec![x()]),
             Op::Linear { .. } | Op::Logits | Op::Slice { .. } | Op::Rope { .. } | Op::KvAppend { .. } | Op::SwiGlu | Op::Add => {
-                return Err(format!("a {} was not fused into a kernel's contract", found.op.name()));
+                return Err(format!("operator `{}` was not fused into a kernel's contract", found.op.name()));
             }
         };
         let (axis, out_dtype) = self.out(node);
@@ -277,55 +277,10 @@ impl Cover<'_> {
         match found {
             Found::Host => Ok(Choice { contract, artifact: None, grid: [Extent::lit(1); 3], operands: candidate.operands.clone() }),
             Found::Artifact(index) => {
-                let manifest = &self.kernel(index)?.manifest;
-                let operands = self.bind(candidate, manifest)?;
+                let manifest = &kernel(&self.settings.catalogue, index)?.manifest;
+                let operands = bind(&candidate.operands, manifest, &self.settings.bounds)?;
                 Ok(Choice { contract, artifact: Some(index), grid: manifest.grid, operands })
             }
-        }
-    }
-
-    fn kernel(&self, index: usize) -> Result<&crate::catalogue::Kernel, String> {
-        match &self.settings.catalogue {
-            Catalogue::Cpu => Err("the cpu target has no code objects".to_owned()),
-            Catalogue::Artifacts(kernels) => kernels.get(index).ok_or_else(|| format!("the catalogue has no kernel {index}")),
-        }
-    }
-
-    /// Gives every parameter of a code object its source.
-    fn bind(&self, candidate: &Candidate, manifest: &ArtifactManifest) -> Result<Vec<(Role, Source)>, String> {
-        let mut operands: Vec<(Role, Source)> = Vec::new();
-        for param in &manifest.params {
-            if operands.iter().any(|(role, _)| *role == param.role) {
-                continue;
-            }
-            let known = candidate.operands.iter().find(|(role, _)| *role == param.role).map(|(_, source)| *source);
-            let source = match param.role {
-                Role::Input(slot) => Source::Fixed(Value::Input(slot)),
-                Role::Output(slot) => Source::Fixed(Value::Output(slot)),
-                Role::Scalar(dim) => Source::Fixed(Value::Scalar(self.scalar(dim, param.value)?)),
-                Role::Workspace(_) | Role::Counters(_) => workspace(manifest, param.role)?,
-                role => {
-                    known.ok_or_else(|| format!("kernel {} wants {role:?}, which {} does not have", manifest.name, candidate.op.name()))?
-                }
-            };
-            operands.push((param.role, source));
-        }
-        let unbound = candidate.operands.iter().find(|(role, _)| operands.iter().all(|(bound, _)| bound != role));
-        match unbound {
-            Some((role, _)) => Err(format!("kernel {} does not take {role:?} of {}", manifest.name, candidate.op.name())),
-            None => Ok(operands),
-        }
-    }
-
-    fn scalar(&self, dim: Dim, value: Option<Extent>) -> Result<Extent, String> {
-        match (dim, value) {
-            (_, Some(value)) => Ok(value),
-            (Dim::Tokens, None) => Ok(Extent::sym(Sym::Tokens, 1)),
-            (Dim::Seqs, None) => Ok(Extent::sym(Sym::Seqs, 1)),
-            (Dim::Rows, None) => Ok(Extent::sym(Sym::Rows, 1)),
-            (Dim::KvPages, None) => Ok(Extent::sym(Sym::KvPages, 1)),
-            (Dim::TableStride, None) => Ok(Extent::lit(self.settings.bounds.pages_per_seq_max)),
-            (Dim::Constant, None) => Err("a constant parameter has no value in its manifest".to_owned()),
         }
     }
 }
@@ -335,16 +290,4 @@ const fn phase(class: BatchClass) -> Phase {
         BatchClass::Decode { .. } => Phase::Decode,
         BatchClass::Mixed { .. } => Phase::Mixed,
     }
-}
-
-fn workspace(manifest: &ArtifactManifest, role: Role) -> Result<Source, String> {
-    let found = manifest.workspace.iter().find(|workspace| workspace.role == role);
-    let found = found.ok_or_else(|| format!("kernel {} names {role:?} and does not declare it", manifest.name))?;
-    let dtype = match found.dtype.as_str() {
-        "float32" => DType::F32,
-        "bfloat16" => DType::Bf16,
-        "int32" | "uint32" => DType::U32,
-        other => return Err(format!("kernel {} has a workspace of unknown element type {other}", manifest.name)),
-    };
-    Ok(Source::Workspace { dtype, elements: found.elements, zeroed: found.zeroed })
 }

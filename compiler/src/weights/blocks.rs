@@ -51,8 +51,8 @@ impl<'a> Blocks<'a> {
             (RowOrder::Interleave(group), _) if group == 0 || heights.len() != 2 || heights.iter().any(|n| n % group as usize != 0) => {
                 Some(format!("rows of {heights:?} cannot alternate in groups of {group}"))
             }
-            (_, WeightLayout::Panel16) if self.columns % 2 != 0 => Some(format!("{} columns are odd", self.columns)),
-            (_, WeightLayout::PanelK64) if self.columns % PANEL_COLUMNS != 0 => {
+            (_, WeightLayout::Panel16) if !self.columns.is_multiple_of(2) => Some(format!("{} columns are odd", self.columns)),
+            (_, WeightLayout::PanelK64) if !self.columns.is_multiple_of(PANEL_COLUMNS) => {
                 Some(format!("{} columns, not a multiple of 64", self.columns))
             }
             _ => None,

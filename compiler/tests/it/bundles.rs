@@ -37,7 +37,7 @@ fn the_shipped_model_compiles_from_itself_and_agrees_with_its_reference() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tiny.oxb");
     let report = compile(&tiny(&path)).expect("compiles");
-    assert_eq!((report.golden, report.golden_prompts), (GoldenStatus::Proven, 12));
+    assert_eq!((report.golden, report.golden_reference, report.golden_prompts), (GoldenStatus::Proven, true, 12));
     let bundle = open(&path);
     assert_eq!(bundle.seal().to_string(), report.seal);
     let golden = bundle.golden();

@@ -25,7 +25,7 @@ fn request(profile: &str, target: Target) -> Request {
 }
 
 fn plan(profile: &str) -> RawPlan {
-    lower(&request(profile, Target::Cpu)).expect("lowers").1.plan.expect("a plan")
+    lower(&request(profile, Target::Cpu)).expect("lowers").unit.plan.expect("a plan")
 }
 
 /// Buffers that live together in an entry share no byte; liveness is computed here from the steps.
@@ -121,7 +121,7 @@ fn the_committed_artifacts_close_every_shipped_profile() {
     let artifacts = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../artifacts/sm90");
     for profile in ["oxide-tiny", "smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b"] {
         let wanted = Request { artifacts: artifacts.clone(), ..request(profile, Target::Sm90) };
-        let plan = lower(&wanted).unwrap_or_else(|error| panic!("{profile}: {error}")).1.plan.expect("a plan");
+        let plan = lower(&wanted).unwrap_or_else(|error| panic!("{profile}: {error}")).unit.plan.expect("a plan");
         check_arena(&plan);
         assert!(plan.kernels.iter().all(|kernel| kernel.code.is_some()));
     }
