@@ -184,10 +184,11 @@ impl Superblock {
     /// Decodes and checks a superblock alone.
     ///
     /// # Errors
-    /// The first thing wrong, in this order: magic, hash, major version, features, versions, fields, content root.
+    /// The first thing wrong, in this order: magic, major version (a later one may hash its header otherwise), hash, features, versions, fields, content root.
     pub fn parse(header: &[u8; SUPERBLOCK_BYTES]) -> Result<Self, BundleError> {
         check_magic(header)?;
         let block = Block(*header);
+        block.check_major()?;
         block.check_hash()?;
         block.check_versions()?;
         block.check_reserved()?;
@@ -290,13 +291,16 @@ impl Block {
         }
     }
 
-    fn check_versions(&self) -> Result<(), BundleError> {
+    fn check_major(&self) -> Result<(), BundleError> {
         let major = u16::from_le_bytes(self.get(8));
         match major.cmp(&MAJOR) {
-            Ordering::Greater => return Err(BundleError::NewerMajor { found: major, supported: MAJOR }),
-            Ordering::Less => return Err(BundleError::OlderMajor { found: major, supported: MAJOR }),
-            Ordering::Equal => {}
+            Ordering::Greater => Err(BundleError::NewerMajor { found: major, supported: MAJOR }),
+            Ordering::Less => Err(BundleError::OlderMajor { found: major, supported: MAJOR }),
+            Ordering::Equal => Ok(()),
         }
+    }
+
+    fn check_versions(&self) -> Result<(), BundleError> {
         in_range("header length", self.u32(12).into(), SUPERBLOCK_BYTES as u64..=SUPERBLOCK_BYTES as u64)?;
         let unknown = self.u64(24) & !FEATURES_KNOWN;
         if unknown != 0 {
