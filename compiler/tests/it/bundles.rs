@@ -8,7 +8,8 @@ use oxide_bundle::plan::{RowOrder, WeightDecl, WeightLayout};
 use oxide_compile::checkpoint::CheckpointError;
 use oxide_compile::golden::GoldenError;
 use oxide_compile::hub::Cache;
-use oxide_compile::profile::Profile;
+use oxide_compile::profile::{Llama3Scaling, Numerics, Profile};
+use oxide_compile::weights::RopeTable;
 use oxide_compile::{CompileError, Request};
 use std::fs;
 use std::path::Path;
@@ -157,6 +158,27 @@ fn the_rotary_table_holds_cosine_and_sine_of_every_position() {
             }
         }
     }
+}
+
+#[test]
+fn llama3_scaling_slows_long_wavelengths_keeps_short_ones_and_blends_between() {
+    let scaling = Llama3Scaling { factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192 };
+    let plain = Numerics { norm_eps: 1e-5, rope_theta: 500_000.0, rope_scaling: None };
+    let scaled = RopeTable::new(&Numerics { rope_scaling: Some(scaling), ..plain }, 64).frequencies;
+    let plain = RopeTable::new(&plain, 64).frequencies;
+    for (pair, (&plain, &scaled)) in plain.iter().zip(&scaled).enumerate() {
+        let wavelength = std::f32::consts::TAU / plain;
+        match wavelength {
+            short if short < 2048.0 => assert_eq!(scaled, plain, "pair {pair}"),
+            long if long > 8192.0 => assert_eq!(scaled, plain / 32.0, "pair {pair}"),
+            _ => {
+                let smooth = (8192.0 / wavelength - 1.0) / 3.0;
+                let expected = plain * (smooth + (1.0 - smooth) / 32.0);
+                assert!((scaled / expected - 1.0).abs() < 1e-5, "pair {pair}: {scaled} instead of {expected}");
+            }
+        }
+    }
+    assert!(plain.iter().any(|f| std::f32::consts::TAU / f > 8192.0));
 }
 
 #[test]
