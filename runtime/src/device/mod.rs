@@ -12,6 +12,7 @@ use oxide_bundle::ids::EntryId;
 use oxide_bundle::plan::Plan;
 use oxide_bundle::step::SamplingRow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Values of one step, written by the engine; see [`oxide_bundle::step::InputSlot`] for meaning and shapes.
 #[derive(Clone, Debug, Default)]
@@ -180,6 +181,31 @@ pub struct DeviceInfo {
     pub name: String,
 }
 
+/// How often each sealed artifact was launched. Readable from any thread.
+#[derive(Debug)]
+pub struct LaunchCounters {
+    rows: Vec<(String, String, AtomicU64)>,
+}
+
+impl LaunchCounters {
+    /// Counters at zero for artifacts given as (name, SHA-256).
+    pub fn new(artifacts: Vec<(String, String)>) -> Self {
+        Self { rows: artifacts.into_iter().map(|(name, sha256)| (name, sha256, AtomicU64::new(0))).collect() }
+    }
+
+    /// Counts one launch of an artifact; an index that does not exist is ignored.
+    pub fn add(&self, artifact: usize) {
+        if let Some((_, _, count)) = self.rows.get(artifact) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Name, SHA-256 and launches of every artifact.
+    pub fn snapshot(&self) -> impl Iterator<Item = (&str, &str, u64)> {
+        self.rows.iter().map(|(name, sha256, count)| (name.as_str(), sha256.as_str(), count.load(Ordering::Relaxed)))
+    }
+}
+
 /// A device with a linked plan.
 ///
 /// `submit` and `collect` are paired, first in first out, with at most [`Device::depth`] steps
@@ -197,6 +223,11 @@ pub trait Device: Send {
 
     /// Steps that may be in flight: 1 runs synchronously, 2 lets the host run one step ahead.
     fn depth(&self) -> usize;
+
+    /// Launches by artifact, on devices that run sealed code objects.
+    fn launch_counters(&self) -> Option<Arc<LaunchCounters>> {
+        None
+    }
 
     /// Starts a step. May run it to its end.
     ///

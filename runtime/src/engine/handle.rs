@@ -7,7 +7,7 @@ use super::options::{Backlog, EngineHealth, EngineLimits, EngineOptions};
 use super::request::check_request;
 use super::scheduler::Scheduler;
 use super::shared::{Shared, WindDown};
-use crate::device::Device;
+use crate::device::{Device, LaunchCounters};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -24,6 +24,7 @@ impl Engine {
     /// # Panics
     /// If the operating system gives no thread.
     pub fn start(device: Box<dyn Device>, limits: EngineLimits, options: EngineOptions) -> EngineHandle {
+        let launches = device.launch_counters();
         let shared = Arc::new(Shared::new(limits, options));
         let (submissions, inbox) = mpsc::channel();
         let theirs = Arc::clone(&shared);
@@ -32,7 +33,7 @@ impl Engine {
             .spawn(move || run(device, theirs, inbox))
             .expect("the operating system gives a thread at start");
         shared.thread.get_or_init(|| thread.thread().clone());
-        EngineHandle { inner: Arc::new(Inner { shared, submissions, thread: Mutex::new(Some(thread)) }) }
+        EngineHandle { inner: Arc::new(Inner { shared, submissions, launches, thread: Mutex::new(Some(thread)) }) }
     }
 }
 
@@ -80,6 +81,7 @@ pub struct EngineHandle {
 }
 
 struct Inner {
+    launches: Option<Arc<LaunchCounters>>,
     shared: Arc<Shared>,
     submissions: mpsc::Sender<Submission>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -190,6 +192,11 @@ impl EngineHandle {
     pub fn pause(&self) {
         self.inner.shared.paused.store(true, Ordering::Release);
         self.inner.shared.wake();
+    }
+
+    /// Launches of each sealed artifact, on devices that have some.
+    pub fn launches(&self) -> Option<&LaunchCounters> {
+        self.inner.launches.as_deref()
     }
 
     /// Undoes [`EngineHandle::pause`].

@@ -3,6 +3,7 @@
 //! Names start with `oxide_` and end with their unit; `docs/serving.md` lists them. Recording is a few
 //! atomic additions; only the counter of answered requests takes a lock, once a request.
 
+use oxide_runtime::device::LaunchCounters;
 use oxide_runtime::engine::EngineStats;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -87,11 +88,14 @@ impl Metrics {
     }
 
     /// The exposition, with what the engine and the operating system say.
-    pub(crate) fn render(&self, info: &Info<'_>, engine: Option<&EngineStats>) -> String {
+    pub(crate) fn render(&self, info: &Info<'_>, engine: Option<&EngineStats>, launches: Option<&LaunchCounters>) -> String {
         let mut text = String::with_capacity(12 << 10);
         self.write_server(&mut text, info);
         self.write_latencies(&mut text);
         write_engine(&mut text, engine.unwrap_or(&EngineStats::default()));
+        if let Some(launches) = launches {
+            write_launches(&mut text, launches);
+        }
         write_process(&mut text);
         text
     }
@@ -167,6 +171,14 @@ fn write_engine(text: &mut String, stats: &EngineStats) {
     }
 }
 
+/// Launches of sealed kernels, by name and the hash of their code.
+fn write_launches(text: &mut String, launches: &LaunchCounters) {
+    header(text, "oxide_kernel_launches_total", "counter", "Launches of a sealed kernel, graph nodes included.");
+    for (name, sha256, count) in launches.snapshot() {
+        sample(text, &format!("oxide_kernel_launches_total{{kernel=\"{}\",sha256=\"{sha256}\"}}", label(name)), count);
+    }
+}
+
 /// Memory and file descriptors, where the operating system tells.
 fn write_process(text: &mut String) {
     if let Some(bytes) = resident_bytes() {
@@ -229,7 +241,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.answered("chat", 200);
         let info = Info { version: "1", model: "a\"b", ready: true, live: 0, started_unix: 1 };
-        let text = metrics.render(&info, None);
+        let text = metrics.render(&info, None, None);
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let name = line.split(['{', ' ']).next().expect("a name");
             let base = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);

@@ -15,13 +15,12 @@ pub use driver::{CudaError, DeviceProperties};
 pub use link::LinkError;
 pub use upload::UploadError;
 
-use super::{Device, DeviceError, DeviceInfo, StepInputs, StepOutputs};
+use super::{Device, DeviceError, DeviceInfo, LaunchCounters, StepInputs, StepOutputs};
 use crate::open::Weights;
 use driver::{Context, DeviceMemory, DevicePtr, Event, Graph, GraphNode, Module, PinnedMemory, Stream};
 use link::{Addresses, BoundStep, Kernel};
 use oxide_bundle::Bundle;
 use oxide_bundle::container::layout::WEIGHT_CHUNK_BYTES;
-use oxide_bundle::digest::Digest;
 use oxide_bundle::ids::EntryId;
 use oxide_bundle::manifest::Target;
 use oxide_bundle::plan::{BatchClass, Bindings, Plan};
@@ -91,7 +90,7 @@ pub struct CudaDevice {
     // Dropped from top to bottom: users of memory and modules before what they use.
     programs: Vec<Program>,
     kernels: Vec<Kernel>,
-    launches: Vec<u64>,
+    launches: Arc<LaunchCounters>,
     slots: Vec<StagingSlot>,
     in_flight: VecDeque<InFlight>,
     next_slot: usize,
@@ -103,7 +102,6 @@ pub struct CudaDevice {
     context: Context,
     context_is_current: bool,
     plan: Arc<Plan>,
-    artifacts: Vec<Digest>,
     kv_pages: u32,
 }
 
@@ -161,7 +159,7 @@ impl CudaDevice {
         let kv_pages = memory.addresses.kv_pages - 1;
         let mut device = Self {
             programs: Vec::new(),
-            launches: vec![0; bundle.artifacts().len()],
+            launches: Arc::new(launch_counters(bundle)),
             kernels,
             slots,
             in_flight: VecDeque::new(),
@@ -173,7 +171,6 @@ impl CudaDevice {
             stream,
             context,
             context_is_current: true,
-            artifacts: bundle.artifacts().iter().map(|entry| entry.sha256).collect(),
             plan,
             kv_pages,
         };
@@ -182,11 +179,6 @@ impl CudaDevice {
         // The engine's thread makes the context current before its first step.
         device.context_is_current = false;
         Ok(device)
-    }
-
-    /// How often each artifact was launched, by its SHA-256.
-    pub fn launch_counts(&self) -> Vec<(Digest, u64)> {
-        self.artifacts.iter().copied().zip(self.launches.iter().copied()).collect()
     }
 
     /// What the hardware is.
@@ -212,12 +204,13 @@ impl CudaDevice {
     fn capture(&self, entry: EntryId, steps: &[BoundStep]) -> Result<Graph, AdmitError> {
         let bindings = link::bound_of(&self.plan.entries()[entry.index()], self.memory.addresses.kv_pages);
         let graph = self.stream.capture(|| run_steps(&self.stream, steps, bindings))?;
+        let copies = steps.iter().any(|step| matches!(step, BoundStep::Copy { .. }));
         for node in graph.nodes()? {
             let sealed = match node {
                 GraphNode::Kernel(function) => self.kernels.iter().any(|kernel| kernel.function == function),
-                GraphNode::Other(_) => false,
+                GraphNode::Other(_) => copies,
             };
-            if !sealed && !(matches!(node, GraphNode::Other(_)) && steps.iter().any(|step| matches!(step, BoundStep::Copy { .. }))) {
+            if !sealed {
                 return Err(AdmitError::ForeignNode { entry, node: format!("{node:?}") });
             }
         }
@@ -309,7 +302,7 @@ impl CudaDevice {
         }
         for step in &self.programs[entry].steps {
             if let BoundStep::Launch(launch) = step {
-                self.launches[self.kernels[launch.kernel].artifact.index()] += 1;
+                self.launches.add(self.kernels[launch.kernel].artifact.index());
             }
         }
         Ok(())
@@ -364,6 +357,11 @@ impl CudaDevice {
     fn failed(&self, error: &CudaError) -> DeviceError {
         DeviceError::Failed { message: format!("{error} ({})", self.context.properties().name) }
     }
+}
+
+fn launch_counters(bundle: &Bundle) -> LaunchCounters {
+    let artifacts = bundle.artifacts().iter();
+    LaunchCounters::new(artifacts.map(|entry| (entry.manifest.name.clone(), entry.manifest.sha256.clone())).collect())
 }
 
 fn run_steps(stream: &Stream, steps: &[BoundStep], bindings: Bindings) -> Result<(), CudaError> {
@@ -464,6 +462,10 @@ impl Device for CudaDevice {
 
     fn depth(&self) -> usize {
         DEPTH
+    }
+
+    fn launch_counters(&self) -> Option<Arc<LaunchCounters>> {
+        Some(Arc::clone(&self.launches))
     }
 
     fn submit(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
