@@ -81,7 +81,9 @@ fn render(metadata: &Value) -> String {
     }
     rows.sort();
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let mut out = String::from("# Third-party notices\n\nThe binaries contain these packages. Generated from the dependency tree; a test keeps it true.\n\n");
+    let mut out = String::from(
+        "# Third-party notices\n\nThe binaries contain these packages. Generated from the dependency tree; a test keeps it true.\n\n",
+    );
     out += "| package | version | licence |\n|---|---|---|\n";
     for (name, version, licence, manifest) in &rows {
         let _ = writeln!(out, "| {name} | {version} | {licence} |");

@@ -79,8 +79,7 @@ fn packages_use_only_what_the_design_allows() {
 #[test]
 fn the_compiler_meets_the_runtime_only_in_its_golden_step() {
     let sources = tracked(".rs").into_iter().filter(|path| path.starts_with("compiler/src"));
-    let wrong: Vec<_> =
-        sources.filter(|path| !path.to_string_lossy().contains("golden") && read(path).contains("oxide_runtime")).collect();
+    let wrong: Vec<_> = sources.filter(|path| !path.to_string_lossy().contains("golden") && read(path).contains("oxide_runtime")).collect();
     assert!(wrong.is_empty(), "the runtime is used outside `golden`: {wrong:?}");
 }
 
