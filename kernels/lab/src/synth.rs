@@ -25,9 +25,9 @@ const LOUD_ROWS: u32 = 64;
 const LOUD: f64 = 0.1;
 const QUIET: f64 = 0.0125;
 /// Standard deviation of a loud row's logit.
-const LOGIT_STD: f64 = 12.0;
+const LOGIT_STD: f64 = 5.0;
 /// Standard deviation of attention scores: peaked enough that single tokens matter.
-const SCORE_STD: f64 = 3.0;
+const SCORE_STD: f64 = 1.5;
 
 #[derive(Args)]
 pub(crate) struct SynthArgs {
