@@ -2,7 +2,7 @@
 //!
 //! A narrow, closed set of operators ([`Op`]) in SSA form: a node has operands, weights and results.
 //! Which kernel computes a node, and where its values live, is not said here. petgraph stays private
-//! in this module; nothing outside sees an index of it. The text form ([`print`], [`parse`]) is
+//! in this module; nothing outside sees an index of it. The text form ([`print()`], [`parse()`]) is
 //! described in `docs/ir.md`.
 
 mod build;

@@ -29,7 +29,7 @@ macro_rules! tiny {
 }
 
 /// Every shipped profile.
-pub const BUILTIN: &[Builtin] = &[
+pub static BUILTIN: &[Builtin] = &[
     Builtin {
         name: "oxide-tiny",
         toml: include_str!("../../../profiles/oxide-tiny.toml"),
