@@ -1,7 +1,7 @@
 //! Which kernels exist for a target. Data only: contracts, domains and layouts, no code.
 //!
 //! The cpu device implements a closed set of operators in every shape; sm90 has what
-//! `artifacts/sm90/` holds, nothing else. Selection ([`crate::passes`]) asks here and never guesses.
+//! `artifacts/sm90/` held when the compiler was built, or what another folder holds, nothing else. Selection ([`crate::passes`]) asks here and never guesses.
 
 use oxide_bundle::artifact::{ARTIFACT_FORMAT, ArtifactManifest};
 use oxide_bundle::contract::{Activation, Contract, Dim, Linear, Op, Role};
@@ -27,8 +27,33 @@ pub struct Kernel {
     /// What it is.
     pub manifest: ArtifactManifest,
     /// The code object.
-    pub cubin: PathBuf,
+    pub code: Code,
 }
+
+/// Where a code object is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// In the compiler.
+    Embedded(&'static [u8]),
+    /// In a file.
+    File(PathBuf),
+}
+
+impl Code {
+    /// The bytes.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn read(&self) -> std::io::Result<Vec<u8>> {
+        match self {
+            Self::Embedded(bytes) => Ok(bytes.to_vec()),
+            Self::File(path) => std::fs::read(path),
+        }
+    }
+}
+
+/// Manifests and code objects that the compiler was built with.
+static EMBEDDED: &[(&[u8], &[u8])] = &include!(concat!(env!("OUT_DIR"), "/artifacts.rs"));
 
 /// What a step asks of a kernel.
 #[derive(Copy, Clone, Debug)]
@@ -82,6 +107,17 @@ pub enum CatalogueError {
 }
 
 impl Catalogue {
+    /// The artifacts that the compiler was built with.
+    ///
+    /// # Errors
+    /// If a manifest is of another format.
+    pub fn embedded() -> Result<Self, CatalogueError> {
+        let kernel = |(json, code): &(&'static [u8], &'static [u8])| {
+            Ok(Kernel { manifest: parse_manifest(Path::new("(embedded)"), json)?, code: Code::Embedded(code) })
+        };
+        EMBEDDED.iter().map(kernel).collect::<Result<_, _>>().map(Self::Artifacts)
+    }
+
     /// Reads every manifest of a folder, in order of name. A folder that does not exist is empty.
     ///
     /// # Errors
@@ -173,10 +209,14 @@ fn read_manifest(path: &Path) -> Result<Kernel, CatalogueError> {
         return Err(read_error(std::io::Error::other(format!("is {size} bytes, a manifest has at most {MANIFEST_BYTES_MAX}"))));
     }
     let text = std::fs::read(path).map_err(read_error)?;
+    Ok(Kernel { code: Code::File(path.with_extension("cubin")), manifest: parse_manifest(path, &text)? })
+}
+
+fn parse_manifest(path: &Path, text: &[u8]) -> Result<ArtifactManifest, CatalogueError> {
     let manifest: ArtifactManifest =
-        serde_json::from_slice(&text).map_err(|source| CatalogueError::Parse { path: path.to_owned(), source })?;
+        serde_json::from_slice(text).map_err(|source| CatalogueError::Parse { path: path.to_owned(), source })?;
     if manifest.format != ARTIFACT_FORMAT {
         return Err(CatalogueError::Format { path: path.to_owned(), found: manifest.format });
     }
-    Ok(Kernel { cubin: path.with_extension("cubin"), manifest })
+    Ok(manifest)
 }

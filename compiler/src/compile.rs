@@ -38,8 +38,8 @@ pub struct Request {
     pub seqs_max: Option<u32>,
     /// Whether the golden vectors are made and proven.
     pub golden: GoldenStatus,
-    /// Folder of sm90 artifacts.
-    pub artifacts: PathBuf,
+    /// Folder of sm90 artifacts; `None` takes those that the compiler was built with.
+    pub artifacts: Option<PathBuf>,
     /// Hugging Face cache.
     pub cache: hub::Cache,
 }
@@ -180,7 +180,7 @@ pub fn settings(request: &Request) -> Result<Settings, CompileError> {
     let dims = profile.dims;
     let (act, catalogue) = match request.target {
         Target::Cpu => (DType::F32, Catalogue::Cpu),
-        Target::Sm90 => (DType::Bf16, Catalogue::read(&request.artifacts)?),
+        Target::Sm90 => (DType::Bf16, request.artifacts.as_deref().map_or_else(Catalogue::embedded, Catalogue::read)?),
     };
     let kv = KvGeometry {
         layers: dims.layers,

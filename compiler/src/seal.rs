@@ -256,7 +256,7 @@ fn artifacts(unit: &Unit, settings: &Settings) -> Result<(Vec<Artifact>, u32), S
     let mut driver_min = 0;
     for index in artifacts_used(schedule) {
         let kernel = settings.catalogue.kernels().get(index).ok_or(SealError::Incomplete("artifact"))?;
-        let code = std::fs::read(&kernel.cubin).map_err(|source| SealError::Input { path: kernel.cubin.clone(), source })?;
+        let code = kernel.code.read().map_err(|source| SealError::Input { path: kernel.manifest.name.clone().into(), source })?;
         sealed.push(Artifact { code, manifest: kernel.manifest.clone() });
         driver_min = driver_min.max(kernel.manifest.driver_min);
     }

@@ -46,9 +46,9 @@ pub(super) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelsArgs {
-    /// Folder of artifacts.
-    #[arg(long, value_name = "DIR", default_value = "artifacts/sm90")]
-    pub(super) artifacts: PathBuf,
+    /// Folder of artifacts [default: those built in]
+    #[arg(long, value_name = "DIR")]
+    pub(super) artifacts: Option<PathBuf>,
     /// Prints JSON.
     #[arg(long)]
     pub(super) json: bool,
@@ -134,9 +134,9 @@ pub(super) struct CompileArgs {
     /// Seals without running the model; the bundle says that it is unproven.
     #[arg(long)]
     no_golden: bool,
-    /// Folder of sm90 artifacts.
-    #[arg(long, value_name = "DIR", default_value = "artifacts/sm90")]
-    artifacts: PathBuf,
+    /// Folder of sm90 artifacts [default: those built in]
+    #[arg(long, value_name = "DIR")]
+    artifacts: Option<PathBuf>,
     #[command(flatten)]
     cache: CacheArgs,
 }

@@ -43,7 +43,7 @@ fn profiles(json: bool) -> Result<(), CompileError> {
 }
 
 fn list_kernels(args: &KernelsArgs) -> Result<(), CompileError> {
-    let catalogue = crate::catalogue::Catalogue::read(&args.artifacts)?;
+    let catalogue = args.artifacts.as_deref().map_or_else(crate::catalogue::Catalogue::embedded, crate::catalogue::Catalogue::read)?;
     print!("{}", report::kernels(&catalogue, args.json));
     Ok(())
 }
@@ -72,8 +72,10 @@ fn compile_profile(args: &CompileArgs) -> Result<(), CompileError> {
     }
     let mut bars = progress::Bars::new(args.json);
     let made = compile::compile(&request, &mut bars);
-    if matches!(&made, Err(CompileError::Lower(LowerError::MissingKernels { .. }))) && !request.artifacts.exists() {
-        eprintln!("oxide-compile: there is no folder {}; --artifacts DIR names another", request.artifacts.display());
+    if let (Err(CompileError::Lower(LowerError::MissingKernels { .. })), Some(folder)) = (&made, &request.artifacts)
+        && !folder.exists()
+    {
+        eprintln!("oxide-compile: there is no folder {}; leave --artifacts out to use the kernels built in", folder.display());
     }
     let made = made?;
     bars.clear();

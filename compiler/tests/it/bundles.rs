@@ -24,7 +24,7 @@ fn tiny(output: &Path) -> Request {
         context_max: None,
         seqs_max: None,
         golden: GoldenStatus::Proven,
-        artifacts: "nowhere".into(),
+        artifacts: Some("nowhere".into()),
         cache: Cache::at("nowhere"),
     }
 }

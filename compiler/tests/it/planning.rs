@@ -19,7 +19,7 @@ fn request(profile: &str, target: Target) -> Request {
         context_max: None,
         seqs_max: None,
         golden: GoldenStatus::Unproven,
-        artifacts: "nowhere".into(),
+        artifacts: Some("nowhere".into()),
         cache: Cache::at("nowhere"),
     }
 }
@@ -120,7 +120,7 @@ fn every_missing_kernel_of_sm90_is_listed_with_its_classes() {
 fn the_committed_artifacts_close_every_shipped_profile() {
     let artifacts = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../artifacts/sm90");
     for profile in ["oxide-tiny", "smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b"] {
-        let wanted = Request { artifacts: artifacts.clone(), ..request(profile, Target::Sm90) };
+        let wanted = Request { artifacts: Some(artifacts.clone()), ..request(profile, Target::Sm90) };
         let plan = lower(&wanted).unwrap_or_else(|error| panic!("{profile}: {error}")).unit.plan.expect("a plan");
         check_arena(&plan);
         assert!(plan.kernels.iter().all(|kernel| kernel.code.is_some()));

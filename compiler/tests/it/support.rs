@@ -190,7 +190,7 @@ pub(crate) fn request(profile: Profile, model: &Path, output: &Path) -> Request 
         context_max: None,
         seqs_max: None,
         golden: GoldenStatus::Unproven,
-        artifacts: "nowhere".into(),
+        artifacts: Some("nowhere".into()),
         cache: Cache::at("nowhere"),
     }
 }
