@@ -3,5 +3,7 @@
 pub mod cli;
 pub mod grammar;
 pub mod http;
+pub mod journal;
 pub mod model;
 pub mod openai;
+pub mod tools;

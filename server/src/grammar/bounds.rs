@@ -155,7 +155,7 @@ fn check_keywords(root: &Value, schema: &Value, map: &Map<String, Value>) -> Res
     }
     let patterns = map.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let pattern = map.get("pattern").map(|pattern| pattern.as_str().ok_or("has a `pattern` that is not a string")).transpose()?;
-    for text in pattern {
+    if let Some(text) = pattern {
         regex_growth(text).map_err(|reason| format!("has a `pattern` that {reason}"))?;
     }
     for text in patterns {

@@ -16,13 +16,16 @@ use oxide_text::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Longest time that a compilation may take.
-pub const COMPILE_TIME_MAX: Duration = Duration::from_secs(5);
+const COMPILE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Stack of a compiling thread: the library's recursion is bounded by the depth of what it is given.
-pub const COMPILE_STACK_BYTES: usize = 64 << 20;
+const COMPILE_STACK_BYTES: usize = 64 << 20;
 /// Whitespace between two JSON tokens; none follows the end.
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,8}";
+/// Compilations at one time.
+const COMPILE_THREADS_MAX: usize = 4;
 /// Largest growth of a token in a Lark grammar, which is not analysed: a guess.
 const LARK_COMMITTED: u64 = 64;
 
@@ -42,6 +45,7 @@ pub struct Grammars {
     eos: Vec<u32>,
     workers: Arc<Workers>,
     prepared: OnceLock<Result<Prepared, String>>,
+    compiling: Arc<Semaphore>,
 }
 
 struct Prepared {
@@ -78,7 +82,8 @@ pub struct Compiled {
 impl Grammars {
     /// For a tokenizer and the ids that end a text.
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32]) -> Arc<Self> {
-        Arc::new(Self { tokenizer, eos: eos.to_vec(), workers: Arc::new(Workers::new()), prepared: OnceLock::new() })
+        let workers = Arc::new(Workers::new());
+        Arc::new(Self { tokenizer, eos: eos.to_vec(), workers, prepared: OnceLock::new(), compiling: Arc::new(Semaphore::new(COMPILE_THREADS_MAX)) })
     }
 
     /// Prepares the vocabulary on a thread of its own, so that the first constrained request need not.
@@ -99,6 +104,29 @@ impl Grammars {
             Ok(Prepared { vocabulary, factory })
         };
         self.prepared.get_or_init(prepare).as_ref().map_err(Clone::clone)
+    }
+
+    /// Compiles a constraint on a thread of its own, within [`COMPILE_TIME_MAX`].
+    ///
+    /// # Errors
+    /// As [`Grammars::compile`], or if it takes too long.
+    pub async fn compile_apart(self: &Arc<Self>, constraint: Constraint) -> Result<Compiled, GrammarError> {
+        let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
+        let slow = || refused(format!("takes longer than {} s to compile; make it smaller", COMPILE_TIME_MAX.as_secs()));
+        let (own, copy, (done, result)) = (Arc::clone(self), constraint.clone(), oneshot::channel());
+        let compiled = async {
+            // The thread keeps its permit for as long as it runs, waited for or not.
+            let permit = Arc::clone(&self.compiling).acquire_owned().await.ok();
+            let thread = std::thread::Builder::new().name("grammar-compile".to_owned()).stack_size(COMPILE_STACK_BYTES);
+            let work = move || {
+                let _permit = permit;
+                let _ = done.send(own.compile(&copy));
+            };
+            let spawned = thread.spawn(work).map_err(|error| refused(format!("cannot be compiled now: {error}")))?;
+            drop(spawned);
+            result.await.unwrap_or_else(|_| Err(refused("cannot be compiled".to_owned())))
+        };
+        tokio::time::timeout(COMPILE_TIME_MAX, compiled).await.unwrap_or_else(|_| Err(slow()))
     }
 
     /// Compiles a constraint. Takes up to [`COMPILE_TIME_MAX`] and much stack: run it on a thread of its own.

@@ -8,6 +8,8 @@ use super::served::Served;
 use super::state::State;
 use super::stream::{EventBody, EventWriter};
 use super::tokenize::off_thread;
+use crate::grammar::{Compiled, Constraint};
+use crate::journal::Recording;
 use crate::openai::chat_request::{ChatRequest, read_chat};
 use crate::openai::choice::ChoiceRules;
 use crate::openai::common::{Common, check_min_tokens};
@@ -17,6 +19,7 @@ use crate::openai::fields;
 use crate::openai::id::random_id;
 use crate::openai::rules::DEADLINE_MS_MAX;
 use crate::openai::wire::{Chunks, Endpoint, Envelope};
+use crate::tools::CallForm;
 use axum::body::Body;
 use axum::extract::{Extension, Request, State as Shared};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -46,6 +49,7 @@ struct Work {
     prompt_param: &'static str,
     logprobs: Option<u32>,
     echo: bool,
+    calls: Option<CallForm>,
     common: Common,
 }
 
@@ -110,7 +114,7 @@ pub(crate) async fn render(Shared(state): Shared<Arc<State>>, request: Request) 
     let (text, ids) = off_thread(&state, size, {
         let served = Arc::clone(&served);
         move || {
-            let rendered = served.render(read.messages, read.add_generation_prompt, read.template_kwargs)?;
+            let rendered = served.render(read.messages, read.tools.rendered, read.add_generation_prompt, read.template_kwargs)?;
             Ok((rendered.text(), served.encode_rendered(&rendered)?))
         }
     })
@@ -168,6 +172,7 @@ fn completion_work(served: &Served, read: CompletionRequest) -> Result<Work, Api
         prompt_param: "prompt",
         logprobs,
         echo,
+        calls: None,
         common,
     })
 }
@@ -187,9 +192,10 @@ fn tokenize(served: &Served, prompt: Prompt, add_special_tokens: bool) -> Result
 }
 
 fn chat_work(served: &Served, read: ChatRequest) -> Result<Work, ApiError> {
-    let ChatRequest { messages, max_tokens, max_tokens_param, logprobs, add_generation_prompt, template_kwargs, common, unknown_fields: _ } =
+    let ChatRequest { messages, tools, max_tokens, max_tokens_param, logprobs, add_generation_prompt, template_kwargs, common, unknown_fields: _ } =
         read;
-    let rendered = served.render(messages, add_generation_prompt, template_kwargs)?;
+    let calls = tools.form(served.model.tool_dialect);
+    let rendered = served.render(messages, tools.rendered, add_generation_prompt, template_kwargs)?;
     let ids = served.encode_rendered(&rendered)?;
     if ids.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` render to an empty prompt"));
@@ -202,6 +208,7 @@ fn chat_work(served: &Served, read: ChatRequest) -> Result<Work, ApiError> {
         prompt_param: "messages",
         logprobs,
         echo: false,
+        calls,
         common,
     })
 }
@@ -218,6 +225,7 @@ impl Tokens {
 /// Submits the work and answers it, streamed or whole.
 async fn answer(state: &Arc<State>, served: &Arc<Served>, caller: Caller, mut work: Work) -> Result<Response, ApiError> {
     let live = state.enter(caller.owner)?;
+    let compiled = compile(served, work.common.constraint.take()).await?;
     let prefix = match work.endpoint {
         Endpoint::Chat => "chatcmpl-",
         Endpoint::Completion => "cmpl-",
@@ -234,8 +242,9 @@ async fn answer(state: &Arc<State>, served: &Arc<Served>, caller: Caller, mut wo
         stop: std::mem::take(&mut work.common.stop),
         eos: served.rules.eos.clone(),
         skip_special_tokens: work.common.skip_special_tokens,
+        calls: work.calls.take(),
     });
-    let runs = start_runs(state, served, &caller, &envelope.id, &rules, &mut work)?;
+    let runs = start_runs(state, served, &caller, &envelope.id, &rules, &mut work, compiled.as_ref())?;
     let names = state.name(&envelope.id, &caller.request_id, caller.owner);
     let start = Start {
         state: Arc::clone(state),
@@ -256,6 +265,24 @@ async fn answer(state: &Arc<State>, served: &Arc<Served>, caller: Caller, mut wo
     }
 }
 
+/// Compiles a request's constraint, away from the server's own threads.
+async fn compile(served: &Served, constraint: Option<Constraint>) -> Result<Option<Compiled>, ApiError> {
+    let Some(constraint) = constraint else { return Ok(None) };
+    let compiled = served.grammars.compile_apart(constraint).await;
+    compiled.map(Some).map_err(|error| ApiError::invalid(error.param.clone(), error.to_string()))
+}
+
+/// Refuses a limit below the shortest output that satisfies the constraint. A forced call may break off.
+fn check_shortest(compiled: Option<&Compiled>, forced_call: bool, limit: u32, param: &str) -> Result<(), ApiError> {
+    match compiled.and_then(Compiled::shortest) {
+        Some(shortest) if shortest > u64::from(limit) && !forced_call => Err(ApiError::invalid(
+            param,
+            format!("the completion may have {limit} tokens, but the shortest output that satisfies its constraint has {shortest}; raise `{param}`"),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Checks every prompt against the limits, then submits them all.
 fn start_runs(
     state: &State,
@@ -264,6 +291,7 @@ fn start_runs(
     id: &str,
     rules: &Arc<ChoiceRules>,
     work: &mut Work,
+    compiled: Option<&Compiled>,
 ) -> Result<Vec<Run>, ApiError> {
     let Work { common, max_tokens_param, prompt_param, .. } = work;
     let mut requests = Vec::with_capacity(work.prompts.len());
@@ -274,11 +302,17 @@ fn start_runs(
         let limit =
             served.rules.fit_max_tokens(tokens.ids.len(), work.max_tokens, common.clamp_max_tokens, max_tokens_param, prompt_param)?;
         check_min_tokens(common.min_tokens, limit)?;
+        check_shortest(compiled, rules.calls.is_some(), limit, max_tokens_param)?;
         requests.push(limit);
     }
     let template = engine_request(state, caller, id, rules, work);
+    let record = |request: &EngineRequest| record(state, served, caller, request);
     let prompts = work.prompts.iter().zip(requests);
-    prompts.map(|(tokens, max_tokens)| start_run(served, rules, work, &template, tokens, max_tokens)).collect()
+    prompts.map(|(tokens, max_tokens)| start_run(served, rules, work, &with_mask(&template, compiled, max_tokens), tokens, max_tokens, &record)).collect()
+}
+
+fn with_mask(template: &EngineRequest, compiled: Option<&Compiled>, max_tokens: u32) -> EngineRequest {
+    EngineRequest { mask: compiled.map(|compiled| compiled.clone().masks(max_tokens)), ..template.clone() }
 }
 
 fn start_run(
@@ -288,7 +322,9 @@ fn start_run(
     template: &EngineRequest,
     tokens: &Tokens,
     max_tokens: u32,
+    record: &dyn Fn(&EngineRequest) -> Option<Recording>,
 ) -> Result<Run, ApiError> {
+    let mut recording = None;
     let echo = work.echo.then(|| Echo {
         text: rules.tokenizer.decode(tokens.ids.get(tokens.added..).unwrap_or_default(), false),
         logprobs: work.logprobs.map(|_| Vec::new()),
@@ -298,9 +334,19 @@ fn start_run(
         None
     } else {
         let request = EngineRequest { prompt: tokens.ids.to_vec(), max_tokens, ..template.clone() };
-        Some(served.model.engine.submit(request).map_err(reject_error)?)
+        recording = record(&request);
+        let stream = served.model.engine.submit(request);
+        Some(stream.inspect_err(|_| recording.iter_mut().for_each(Recording::discard)).map_err(reject_error)?)
     };
-    Ok(Run::new(rules, work.common.n, Arc::clone(&tokens.ids), stream, echo))
+    let mut run = Run::new(rules, work.common.n, Arc::clone(&tokens.ids), stream, echo);
+    run.recording = recording;
+    Ok(run)
+}
+
+/// Starts the journal's entry, if there is a journal.
+fn record(state: &State, served: &Served, caller: &Caller, request: &EngineRequest) -> Option<Recording> {
+    let seal = served.model.seal.as_deref().unwrap_or_default();
+    state.journal.as_ref().map(|journal| journal.record(request, seal, &caller.request_id))
 }
 
 /// The engine request of every prompt but for the prompt and its limit.

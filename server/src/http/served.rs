@@ -3,8 +3,9 @@
 use super::options::ServeOptions;
 use crate::model::{LoadedModel, TextEdge};
 use crate::openai::error::ApiError;
+use crate::grammar::Grammars;
 use crate::openai::rules::{CHOICES_MAX, Rules};
-use oxide_bundle::manifest::{GenerationDefaults, Manifest};
+use oxide_bundle::manifest::{GenerationDefaults, Manifest, ToolDialect};
 use oxide_runtime::engine::{EngineHandle, SamplingParams};
 use oxide_text::{ChatInput, ChatTemplate, Rendered, TemplateError, TokenizerError, UtcTime};
 use serde_json::{Map, Value, json};
@@ -19,6 +20,8 @@ pub struct ServedModel {
     pub seal: Option<String>,
     /// Hardware that runs it.
     pub device: String,
+    /// How it writes tool calls.
+    pub tool_dialect: ToolDialect,
     /// Tokenizer and chat template.
     pub text: TextEdge,
     /// The engine.
@@ -28,7 +31,8 @@ pub struct ServedModel {
 impl From<LoadedModel> for ServedModel {
     fn from(model: LoadedModel) -> Self {
         let LoadedModel { bundle, text, engine, device, times: _ } = model;
-        Self { manifest: bundle.manifest().clone(), seal: Some(bundle.seal().to_string()), device: device.name, text, engine }
+        let tool_dialect = bundle.template().tool_dialect;
+        Self { tool_dialect, manifest: bundle.manifest().clone(), seal: Some(bundle.seal().to_string()), device: device.name, text, engine }
     }
 }
 
@@ -37,6 +41,7 @@ pub(crate) struct Served {
     pub(crate) model: ServedModel,
     pub(crate) rules: Rules,
     pub(crate) fingerprint: Option<String>,
+    pub(crate) grammars: Arc<Grammars>,
     created: u64,
 }
 
@@ -44,7 +49,9 @@ impl Served {
     pub(crate) fn new(model: ServedModel, options: &ServeOptions, created: u64) -> Self {
         let rules = rules(&model, options);
         let fingerprint = model.seal.as_deref().and_then(|seal| seal.get(..12)).map(|short| format!("fp_{short}"));
-        Self { model, rules, fingerprint, created }
+        let grammars = Grammars::new(Arc::clone(&model.text.tokenizer), &model.manifest.tokens.eos);
+        grammars.prepare_in_background();
+        Self { model, rules, fingerprint, grammars, created }
     }
 
     /// The entry of `/v1/models`.
@@ -74,13 +81,14 @@ impl Served {
     pub(crate) fn render(
         &self,
         messages: Vec<Value>,
+        tools: Option<Value>,
         add_generation_prompt: bool,
         variables: Map<String, Value>,
     ) -> Result<Rendered, ApiError> {
         let template = self.template()?;
         let input = ChatInput {
             messages: Value::Array(messages),
-            tools: None,
+            tools,
             documents: None,
             add_generation_prompt,
             variables,
@@ -133,7 +141,7 @@ fn template_error(error: TemplateError) -> ApiError {
 }
 
 fn rules(model: &ServedModel, options: &ServeOptions) -> Rules {
-    let ServedModel { manifest, engine, text, .. } = model;
+    let ServedModel { manifest, engine, text, tool_dialect, .. } = model;
     let limits = engine.limits();
     Rules {
         model: options.model_name.clone().unwrap_or_else(|| manifest.name.clone()),
@@ -146,6 +154,7 @@ fn rules(model: &ServedModel, options: &ServeOptions) -> Rules {
         choices_max: options.choices_max.min(CHOICES_MAX).min(limits.seqs_max),
         prompts_max: options.prompts_max,
         stops_max: options.stops_max,
+        tool_dialect: *tool_dialect,
     }
 }
 

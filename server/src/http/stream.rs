@@ -173,7 +173,7 @@ impl EventWriter {
         let Some(progress) = progress.get_mut(index).filter(|progress| !progress.ended) else { return Ok(()) };
         let choice = &mut slot.choice;
         let news = !choice.text.is_empty() || !choice.entries.is_empty();
-        if !progress.began && (news || choice.tokens > 0 || choice.ended.is_some()) {
+        if !progress.began && (news || !choice.calls.is_empty() || choice.tokens > 0 || choice.ended.is_some()) {
             progress.began = true;
             chunks.role(buffer, index, usage);
         }
@@ -182,6 +182,10 @@ impl EventWriter {
             chunks.delta(buffer, index, &choice.text, logprobs, usage)?;
             choice.text.clear();
             choice.entries.clear();
+        }
+        if !choice.calls.is_empty() {
+            chunks.calls(buffer, index, &choice.calls, usage);
+            choice.calls.clear();
         }
         Ok(())
     }

@@ -81,7 +81,7 @@ fn encode(served: &Served, input: Input) -> Result<Vec<u32>, ApiError> {
     match input {
         Input::Prompt { text, add_special_tokens } => served.encode_prompt(&text, add_special_tokens),
         Input::Chat { messages, add_generation_prompt, variables } => {
-            served.encode_rendered(&served.render(messages, add_generation_prompt, variables)?)
+            served.encode_rendered(&served.render(messages, None, add_generation_prompt, variables)?)
         }
     }
 }

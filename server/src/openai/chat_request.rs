@@ -8,6 +8,7 @@ use super::common::{Common, take_common};
 use super::error::ApiError;
 use super::fields::{self, Fields, saturate};
 use super::rules::{LOGPROBS_MAX, MESSAGES_MAX, Rules};
+use crate::tools::{ToolMode, ToolPlan, take_tools};
 use serde_json::{Map, Value};
 
 /// A chat request, checked; the template is not rendered yet.
@@ -25,6 +26,8 @@ pub struct ChatRequest {
     pub add_generation_prompt: bool,
     /// Further variables of the template.
     pub template_kwargs: Map<String, Value>,
+    /// The tools that it offers.
+    pub tools: ToolPlan,
     /// Shared fields.
     pub common: Common,
     /// Unknown fields that were accepted.
@@ -38,7 +41,9 @@ pub struct ChatRequest {
 pub fn read_chat(mut fields: Fields, rules: &Rules) -> Result<ChatRequest, ApiError> {
     rules.check_model(&mut fields)?;
     let messages = take_messages(&mut fields)?;
-    let common = take_common(&mut fields, rules)?;
+    let tools = take_tools(&mut fields, rules.tool_dialect)?;
+    let mut common = take_common(&mut fields, rules)?;
+    settle_constraint(&mut common, &tools)?;
     refuse_continue(&mut fields)?;
     let (max_tokens, max_tokens_param) = take_max_tokens(&mut fields)?;
     Ok(ChatRequest {
@@ -48,9 +53,23 @@ pub fn read_chat(mut fields: Fields, rules: &Rules) -> Result<ChatRequest, ApiEr
         logprobs: take_logprobs(&mut fields)?,
         add_generation_prompt: fields.boolean("add_generation_prompt")?.unwrap_or(true),
         template_kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
+        tools,
         common,
         unknown_fields: rules.settle_unread(&fields)?,
     })
+}
+
+/// A forced call settles what is written; a free choice between calls and constrained text is not enforced.
+fn settle_constraint(common: &mut Common, tools: &ToolPlan) -> Result<(), ApiError> {
+    match (&tools.mode, &common.constraint) {
+        (ToolMode::Required | ToolMode::Named(_), _) => common.constraint = tools.constraint(),
+        (ToolMode::Auto, Some(constraint)) => {
+            let message = format!("`{}` cannot be combined with tools that may or may not be called; send `tool_choice`", constraint.param);
+            return Err(ApiError::invalid(constraint.param.clone(), message));
+        }
+        (ToolMode::Absent | ToolMode::Forbidden | ToolMode::Auto, _) => {}
+    }
+    Ok(())
 }
 
 fn refuse_continue(fields: &mut Fields) -> Result<(), ApiError> {

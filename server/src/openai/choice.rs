@@ -6,6 +6,7 @@
 //! Ends, in order of precedence: a stop string or stop id seen here, then what the engine says.
 
 use super::common::Stop;
+use crate::tools::{CallDelta, CallForm, CallParser};
 use oxide_runtime::engine::{FinishReason, TokenLogprobs};
 use oxide_text::{DecodeOptions, StreamDecoder, Tokenizer};
 use std::collections::VecDeque;
@@ -22,6 +23,8 @@ pub struct ChoiceRules {
     pub eos: Vec<u32>,
     /// Leaves special tokens out of the text.
     pub skip_special_tokens: bool,
+    /// How the text holds tool calls; `None` if it holds none.
+    pub calls: Option<CallForm>,
 }
 
 impl ChoiceRules {
@@ -39,9 +42,18 @@ impl ChoiceRules {
         let options = DecodeOptions {
             stop: self.stop.strings.clone(),
             include_stop: self.stop.include_in_output,
-            skip_special: self.skip_special_tokens,
+            // The parser of calls sees marks that are special tokens; the others are left out before.
+            skip_special: self.skip_special_tokens && self.calls.is_none(),
         };
         StreamDecoder::new(Arc::clone(&self.tokenizer), options)
+    }
+
+    /// Whether a token is left out of the text before anything reads it.
+    fn leaves_out(&self, id: u32) -> bool {
+        self.calls.is_some()
+            && self.skip_special_tokens
+            && self.tokenizer.is_special(id)
+            && !std::str::from_utf8(self.tokenizer.id_to_bytes(id)).is_ok_and(CallParser::is_mark)
     }
 
     /// Whether drawing `id` ends the choice by itself, and by whose wish.
@@ -98,8 +110,11 @@ pub struct Entry {
 pub struct Choice {
     rules: Arc<ChoiceRules>,
     decoder: StreamDecoder,
+    parser: Option<CallParser>,
     /// Certain text that was not taken yet.
     pub text: String,
+    /// News of tool calls that were not taken yet.
+    pub calls: Vec<CallDelta>,
     /// Log-probabilities of certain tokens that were not taken yet.
     pub entries: Vec<Entry>,
     waiting: VecDeque<Entry>,
@@ -116,8 +131,10 @@ impl Choice {
     pub fn new(rules: &Arc<ChoiceRules>) -> Self {
         Self {
             decoder: rules.decoder(),
+            parser: rules.calls.clone().map(CallParser::new),
             rules: Arc::clone(rules),
             text: String::new(),
+            calls: Vec::new(),
             entries: Vec::new(),
             waiting: VecDeque::new(),
             echoed: 0,
@@ -140,12 +157,13 @@ impl Choice {
         }
         self.tokens += 1;
         let stop_id = self.rules.stop_id(id).filter(|_| !self.decoder.stop_ids().any(|stop| stop == id));
-        let hidden = stop_id.is_some() && !self.rules.stop.include_in_output;
+        let stops = stop_id.is_some() && !self.rules.stop.include_in_output;
+        let hidden = stops || (self.rules.leaves_out(id) && !self.decoder.stop_ids().any(|stop| stop == id));
         if hidden {
             self.note(id, logprobs, None);
         } else {
             let decoded = self.decoder.push(id);
-            self.text.push_str(&decoded.text);
+            self.show(&decoded.text);
             let shown = !(self.rules.skip_special_tokens && self.rules.tokenizer.is_special(id));
             self.note(id, logprobs, shown.then_some(decoded.offset));
             if let Some(hit) = decoded.stop {
@@ -184,6 +202,14 @@ impl Choice {
         self.waiting.push_back(Entry { id, logprob: Some(logprob), top, offset, bytes_shown, end });
     }
 
+    /// Adds text, split into content and calls.
+    fn show(&mut self, text: &str) {
+        match &mut self.parser {
+            Some(parser) => parser.push(text, &mut self.text, &mut self.calls),
+            None => self.text.push_str(text),
+        }
+    }
+
     /// Moves entries whose text is shown to those that may be taken.
     fn settle(&mut self) {
         let shown = self.decoder.shown_chars();
@@ -201,7 +227,13 @@ impl Choice {
     }
 
     fn end(&mut self, finish: &'static str, reason: StopReason) {
-        self.text.push_str(&self.decoder.finish().text);
+        let rest = self.decoder.finish().text;
+        self.show(&rest);
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&mut self.text);
+        }
+        let calls = self.parser.as_ref().is_some_and(CallParser::ends_with_calls);
+        let finish = if calls && finish == "stop" { "tool_calls" } else { finish };
         self.settle();
         let shown = self.decoder.shown_chars();
         let cut = self.decoder.stopped().is_some();

@@ -3,6 +3,7 @@
 use super::error::ApiError;
 use super::fields::{self, Fields};
 use super::rules::{CHOICES_MAX, DEADLINE_MS_MAX, ID_LIST_MAX, Rules, SALT_BYTES_MAX, STOP_BYTES_MAX};
+use crate::grammar::{Constraint, take_constraint};
 use oxide_runtime::engine::SamplingParams;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ pub struct Common {
     pub stop: Stop,
     /// Completion tokens before which no stop id is sampled.
     pub min_tokens: u32,
+    /// What the text must be.
+    pub constraint: Option<Constraint>,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// How to stream; `None` answers at the end.
@@ -89,7 +92,7 @@ const WITHOUT_EFFECT: &[&str] = &["user", "safety_identifier", "metadata", "prom
 /// 400 that names the first field at fault.
 pub fn take_common(fields: &mut Fields, rules: &Rules) -> Result<Common, ApiError> {
     refuse_unsupported(fields)?;
-    super::tools::refuse(fields)?;
+    super::tools::refuse_constraints(fields)?;
     let n = fields.integer("n", 1..=i64::from(rules.choices_max.min(CHOICES_MAX)))?.unwrap_or(1) as u32;
     refuse_best_of(fields, n)?;
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
@@ -99,6 +102,7 @@ pub fn take_common(fields: &mut Fields, rules: &Rules) -> Result<Common, ApiErro
         sampling: take_sampling(fields, rules, seed)?,
         stop: take_stop(fields, rules)?,
         min_tokens: fields.integer("min_tokens", 0..=i64::from(rules.context_max))?.unwrap_or(0) as u32,
+        constraint: take_constraint(fields)?,
         skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
         stream: take_stream(fields)?,
         cache_salt: take_salt(fields)?,
@@ -313,10 +317,8 @@ mod tests {
             (r#"{"suffix":"x"}"#, "suffix"),
             (r#"{"store":true}"#, "store"),
             (r#"{"modalities":["audio"]}"#, "modalities"),
-            (r#"{"tools":[]}"#, "tools"),
-            (r#"{"tool_choice":"required"}"#, "tool_choice"),
-            (r#"{"response_format":{"type":"json_object"}}"#, "response_format"),
-            (r#"{"guided_regex":"a"}"#, "guided_regex"),
+            (r#"{"response_format":{"type":"json_schema"}}"#, "response_format"),
+            (r#"{"guided_whitespace_pattern":" "}"#, "guided_whitespace_pattern"),
             (r#"{"deadline_ms":0}"#, "deadline_ms"),
         ] {
             let error = check(body).expect_err(body);
@@ -331,8 +333,8 @@ mod tests {
 
     #[test]
     fn neutral_values_of_unsupported_fields_are_accepted() {
-        let body = r#"{"suffix":"","store":false,"service_tier":"auto","modalities":["text"],"best_of":1,"user":"u","tools":null,
-            "tool_choice":"none","response_format":{"type":"text"},"parallel_tool_calls":true,"top_p":0,"top_k":-1}"#;
+        let body = r#"{"suffix":"","store":false,"service_tier":"auto","modalities":["text"],"best_of":1,"user":"u",
+            "response_format":{"type":"text"},"guided_json_object":false,"top_p":0,"top_k":-1}"#;
         let common = check(body).expect("neutral");
         assert_eq!((common.sampling.top_p, common.sampling.top_k), (0.0, 0));
     }

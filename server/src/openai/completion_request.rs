@@ -43,6 +43,7 @@ pub enum Prompt {
 /// 404 for another model, else 400 that names the field.
 pub fn read_completion(mut fields: Fields, rules: &Rules) -> Result<CompletionRequest, ApiError> {
     rules.check_model(&mut fields)?;
+    super::tools::refuse_tools(&mut fields)?;
     let common = take_common(&mut fields, rules)?;
     let prompts = take_prompts(&mut fields, rules)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);

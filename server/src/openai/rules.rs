@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
+use oxide_bundle::manifest::ToolDialect;
 use oxide_runtime::engine::SamplingParams;
 
 /// Largest `n` that the API knows.
@@ -44,6 +45,8 @@ pub struct Rules {
     pub prompts_max: usize,
     /// Most stop strings.
     pub stops_max: usize,
+    /// How the model writes tool calls.
+    pub tool_dialect: ToolDialect,
 }
 
 impl Rules {
@@ -131,6 +134,7 @@ pub(crate) fn test_rules() -> Rules {
         choices_max: CHOICES_MAX,
         prompts_max: 4,
         stops_max: 8,
+        tool_dialect: ToolDialect::Hermes,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::choice::{Choice, Ended, Entry, StopReason};
 use super::error::ApiError;
+use crate::tools::CallDelta;
 use oxide_runtime::engine::ChoiceTrace;
 use oxide_text::Tokenizer;
 use std::fmt::Write;
@@ -108,8 +109,13 @@ impl Envelope {
             match self.endpoint {
                 Endpoint::Chat => {
                     out.push_str("\"message\":{\"role\":\"assistant\",\"content\":");
-                    push_string(&mut out, &choice.text);
-                    out.push_str(",\"refusal\":null}");
+                    match (choice.text.as_str(), &choice.calls[..]) {
+                        ("", [_, ..]) => out.push_str("null"),
+                        (text, _) => push_string(&mut out, text),
+                    }
+                    out.push_str(",\"refusal\":null");
+                    push_calls(&mut out, &choice.calls);
+                    out.push('}');
                 }
                 Endpoint::Completion => {
                     out.push_str("\"text\":");
@@ -202,6 +208,20 @@ impl Chunks {
         Ok(())
     }
 
+    /// A chunk with news of tool calls.
+    pub fn calls(&self, out: &mut String, index: usize, calls: &[CallDelta], usage: Option<&Usage>) {
+        self.begin(out, index);
+        out.push_str("\"delta\":{\"tool_calls\":[");
+        for (place, call) in calls.iter().enumerate() {
+            out.push_str(if place == 0 { "" } else { "," });
+            put!(out, "{{\"index\":{}", call.index);
+            push_call(out, call.head.as_ref(), &call.arguments);
+            out.push('}');
+        }
+        out.push_str("]},\"logprobs\":null,\"finish_reason\":null}");
+        self.close(out, usage);
+    }
+
     /// The chunk that ends a choice.
     pub fn finish(&self, out: &mut String, index: usize, ended: &Ended, trace: Option<&ChoiceTrace>, usage: Option<&Usage>) {
         self.begin(out, index);
@@ -242,6 +262,43 @@ impl Chunks {
         }
         out.push_str("}\n\n");
     }
+}
+
+/// Writes the members of a call that are new.
+fn push_call(out: &mut String, head: Option<&(String, String)>, arguments: &str) {
+    if let Some((id, _)) = head {
+        put!(out, ",\"id\":\"{id}\",\"type\":\"function\"");
+    }
+    out.push_str(",\"function\":{");
+    if let Some((_, name)) = head {
+        out.push_str("\"name\":");
+        push_string(out, name);
+        out.push(',');
+    }
+    out.push_str("\"arguments\":");
+    push_string(out, arguments);
+    out.push('}');
+}
+
+/// Writes the member `tool_calls` of a whole message: the news of each call put together.
+fn push_calls(out: &mut String, news: &[CallDelta]) {
+    let mut calls: Vec<CallDelta> = Vec::new();
+    for delta in news {
+        match (&delta.head, calls.last_mut()) {
+            (None, Some(last)) => last.arguments.push_str(&delta.arguments),
+            _ => calls.push(delta.clone()),
+        }
+    }
+    if calls.is_empty() {
+        return;
+    }
+    out.push_str(",\"tool_calls\":[");
+    for (index, call) in calls.iter().enumerate() {
+        put!(out, "{}{{\"index\":{index}", if index == 0 { "" } else { "," });
+        push_call(out, call.head.as_ref(), &call.arguments);
+        out.push('}');
+    }
+    out.push(']');
 }
 
 fn push_end(out: &mut String, ended: Option<&Ended>) {

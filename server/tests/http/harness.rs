@@ -132,7 +132,8 @@ impl Setup {
             engine.pause();
         }
         let text = TextEdge { tokenizer: tokenizer(), template: Some(template()) };
-        let model = ServedModel { manifest, seal: Some("ab".repeat(32)), device: "scripted".to_owned(), text, engine: engine.clone() };
+        let tool_dialect = oxide_bundle::manifest::ToolDialect::Hermes;
+        let model = ServedModel { tool_dialect, manifest, seal: Some("ab".repeat(32)), device: "scripted".to_owned(), text, engine: engine.clone() };
         let (stops, stopped) = tokio::sync::mpsc::unbounded_channel();
         let (bound, address) = channel();
         let options = self.options;

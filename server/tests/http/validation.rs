@@ -194,14 +194,11 @@ fn what_is_not_implemented_is_refused_by_name() {
     let live = Live::start();
     for (field, value) in [
         ("tools", json!([])),
-        ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
         ("tool_choice", json!("required")),
         ("functions", json!([])),
-        ("response_format", json!({"type": "json_object"})),
         ("response_format", json!({"type": "json_schema"})),
-        ("guided_json", json!({})),
-        ("guided_regex", json!("a+")),
-        ("structured_outputs", json!({})),
+        ("guided_whitespace_pattern", json!(" ")),
+        ("guided_decoding_backend", json!("outlines")),
         ("audio", json!({})),
         ("modalities", json!(["audio"])),
         ("prediction", json!({})),
