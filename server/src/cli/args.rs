@@ -1,6 +1,7 @@
 //! Arguments. Every field of [`crate::http::ServeOptions`] and of the loader that operators need has its flag here.
 
 use super::error::CliError;
+use super::replay::ReplayArgs;
 use super::size;
 use crate::model::LoadOptions;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 unexpected, 2 wrong command line, 3 request refused, 4 device refuses the bundle,
 5 engine failed, 6 golden vector not reproduced, 7 server failed, 8 input file unusable, 9 does not fit,
-10 tokenizer or template unusable, 18 bundle not found, 19 bundle unreadable, 20-99 bundle refused
+10 tokenizer or template unusable, 11 replay differs, 18 bundle not found, 19 bundle unreadable, 20-99 bundle refused
 (docs/bundle-format.md), 130 interrupted";
 
 /// Runs a sealed bundle made by oxide-compile.
@@ -88,6 +89,8 @@ pub(super) enum Command {
     Verify(VerifyArgs),
     /// Tell how much fits into a given memory
     Fit(FitArgs),
+    /// Draw the tokens of journaled requests again and compare
+    Replay(ReplayArgs),
 }
 
 /// Options of `serve`; each sets a field of [`crate::http::ServeOptions`] or of the engine.
@@ -168,6 +171,15 @@ pub(super) struct ServeArgs {
     /// Run the bundle's golden vectors before becoming ready
     #[arg(long)]
     pub(super) self_test: bool,
+    /// Folder for a journal of all requests, which `replay` reads; it holds prompts and answers as token ids
+    #[arg(long, value_name = "DIR")]
+    pub(super) journal: Option<PathBuf>,
+    /// Size at which the next journal file begins
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64MiB")]
+    pub(super) journal_file_size: u64,
+    /// Journal files kept; the oldest go first
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) journal_files: u32,
     /// Write logs as JSON lines
     #[arg(long)]
     pub(super) log_json: bool,

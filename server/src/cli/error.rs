@@ -27,6 +27,8 @@ pub mod exit {
     pub const NO_FIT: u8 = 9;
     /// The bundle's tokenizer or template does not load.
     pub const TEXT: u8 = 10;
+    /// A replay draws other tokens than were journaled.
+    pub const REPLAY: u8 = 11;
     /// Ended by Ctrl-C.
     pub const INTERRUPTED: u8 = 130;
 }
@@ -49,6 +51,9 @@ pub enum CliError {
     /// A golden vector differs.
     #[error("{0}")]
     Golden(String),
+    /// A replay differs.
+    #[error("{0}")]
+    Replay(String),
     /// The server failed.
     #[error("{0}")]
     Serve(String),
@@ -85,6 +90,7 @@ impl CliError {
             Self::Request(_) | Self::Rejected(_) => exit::REQUEST,
             Self::Engine(_) => exit::ENGINE,
             Self::Golden(_) => exit::GOLDEN,
+            Self::Replay(_) => exit::REPLAY,
             Self::Serve(_) => exit::SERVE,
             Self::Input { .. } => exit::INPUT,
             Self::Usage(_) => exit::USAGE,

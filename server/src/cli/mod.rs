@@ -4,7 +4,7 @@
 //! report. Loading is [`crate::model`]'s, serving is [`crate::http`]'s.
 //!
 //! ```text
-//! oxide-run BUNDLE serve | chat | generate | bench | inspect | verify | fit
+//! oxide-run BUNDLE serve | chat | generate | bench | inspect | verify | fit | replay
 //! ```
 
 mod args;
@@ -17,6 +17,7 @@ mod generate;
 mod golden;
 mod inspect;
 mod output;
+mod replay;
 mod sampling;
 mod serve;
 mod size;
@@ -43,5 +44,6 @@ pub fn run(args: &Args, started: Instant) -> Result<(), CliError> {
         Command::Inspect(inspect_args) => inspect::run(inspect_args, &load),
         Command::Verify(verify_args) => verify::run(verify_args, &load),
         Command::Fit(fit_args) => fit::run(fit_args, &load),
+        Command::Replay(replay_args) => replay::run(replay_args, &load),
     }
 }

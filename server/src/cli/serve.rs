@@ -4,6 +4,7 @@ use super::args::ServeArgs;
 use super::error::CliError;
 use super::golden::run_golden;
 use crate::http::{ServeError, ServeOptions, serve};
+use crate::journal::JournalOptions;
 use crate::model::{LoadError, LoadOptions, LoadedModel};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -66,6 +67,11 @@ fn serve_options(args: &ServeArgs) -> Result<ServeOptions, CliError> {
         stops_max: args.max_stops,
         deadline_default: args.deadline_seconds.map(|s| seconds("--deadline-seconds", s)).transpose()?,
         queue_time_max: args.max_queue_seconds.map(|s| seconds("--max-queue-seconds", s)).transpose()?,
+        journal: args.journal.clone().map(|folder| JournalOptions {
+            folder,
+            file_bytes_max: args.journal_file_size,
+            files_max: args.journal_files as usize,
+        }),
         ..ServeOptions::default()
     };
     if !args.cors_origin.is_empty() {

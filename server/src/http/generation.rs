@@ -4,7 +4,8 @@
 //! it cancels everything in the engine at once.
 
 use super::state::{LiveGuard, NameGuard, State};
-use crate::openai::choice::{Choice, ChoiceRules, prompt_entries};
+use crate::journal::{Finish, Recording};
+use crate::openai::choice::{Choice, ChoiceRules, Ended, StopReason, prompt_entries};
 use crate::openai::error::ApiError;
 use crate::openai::wire::Usage;
 use oxide_runtime::engine::{ChoiceTrace, EngineEvent, EngineHealth, EventStream, RejectReason, TokenLogprobs};
@@ -24,6 +25,8 @@ pub(crate) struct Run {
     prompt: Arc<[u32]>,
     cached: u32,
     echo: Option<Echo>,
+    /// The journal's entry, written when the run is dropped.
+    pub(crate) recording: Option<Recording>,
 }
 
 /// A choice and what is known of its making.
@@ -78,7 +81,7 @@ impl Run {
     /// A run of `n` choices; without a stream they end at once, with nothing but the echo.
     pub(crate) fn new(rules: &Arc<ChoiceRules>, n: u32, prompt: Arc<[u32]>, stream: Option<EventStream>, echo: Option<Echo>) -> Self {
         let slot = || Slot { choice: Choice::new(rules), trace: None, last_token: None };
-        let mut run = Self { stream, choices: (0..n).map(|_| slot()).collect(), prompt, cached: 0, echo };
+        let mut run = Self { stream, choices: (0..n).map(|_| slot()).collect(), prompt, cached: 0, echo, recording: None };
         if run.echo.as_ref().is_some_and(|echo| echo.logprobs.is_none()) {
             run.settle_echo(rules);
         }
@@ -230,7 +233,11 @@ impl Generation {
                 run.settle_echo(&self.rules);
                 if let Some(slot) = run.choices.get_mut(choice as usize) {
                     observe_token(&self.state, slot, now);
+                    if let Some(recording) = run.recording.as_mut().filter(|_| slot.choice.ended.is_none()) {
+                        recording.token(choice, id);
+                    }
                     slot.choice.token(id, logprobs);
+                    record_end(run.recording.as_mut(), choice, slot);
                 }
                 if self.first_token.is_none() {
                     self.first_token = Some(now);
@@ -243,10 +250,14 @@ impl Generation {
                 if let Some(slot) = run.choices.get_mut(choice as usize) {
                     slot.choice.finish(reason);
                     slot.trace = Some(trace);
+                    record_end(run.recording.as_mut(), choice, slot);
                 }
             }
             EngineEvent::Failed { message, .. } => return Err(self.failure(&message)),
-            EngineEvent::Rejected(reason) => return Err(reject_error(reason)),
+            EngineEvent::Rejected(reason) => {
+                run.recording.iter_mut().for_each(Recording::discard);
+                return Err(reject_error(reason));
+            }
         }
         Ok(())
     }
@@ -300,6 +311,19 @@ impl Drop for Generation {
         self.state.metrics.duration.observe(self.accepted.elapsed(), 1);
         self.log();
     }
+}
+
+/// Tells the journal how a choice ended, once it did.
+fn record_end(recording: Option<&mut Recording>, choice: u32, slot: &Slot) {
+    let (Some(recording), Some(Ended { finish, reason })) = (recording, &slot.choice.ended) else { return };
+    let finish = match (*finish, reason) {
+        (_, StopReason::Deadline) => Finish::Deadline,
+        (_, StopReason::Aborted) => Finish::Aborted,
+        ("length", _) => Finish::Length,
+        ("stop", StopReason::Model | StopReason::Id(_)) => Finish::Stop,
+        _ => Finish::Text,
+    };
+    recording.finish(choice, finish);
 }
 
 fn observe_token(state: &State, slot: &mut Slot, now: Instant) {

@@ -46,7 +46,8 @@ pub(crate) async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
     let launches = served.and_then(|served| served.model.engine.launches());
     let model = served.map_or("", |served| served.rules.model.as_str());
     let ready = state.ready_model().is_ok();
-    let info = Info { version: VERSION, model, ready, live: state.live(), started_unix: state.started_unix };
+    let journal = state.journal.as_ref().map(crate::journal::Journal::counts);
+    let info = Info { version: VERSION, model, ready, live: state.live(), started_unix: state.started_unix, journal };
     typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", state.metrics.render(&info, stats.as_ref(), launches))
 }
 

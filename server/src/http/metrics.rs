@@ -4,6 +4,7 @@
 //! atomic additions; only the counter of answered requests takes a lock, once a request.
 
 use oxide_runtime::device::LaunchCounters;
+use crate::journal::JournalCounts;
 use oxide_runtime::engine::EngineStats;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -96,6 +97,9 @@ impl Metrics {
         if let Some(launches) = launches {
             write_launches(&mut text, launches);
         }
+        if let Some(journal) = info.journal {
+            write_journal(&mut text, journal);
+        }
         write_process(&mut text);
         text
     }
@@ -141,6 +145,8 @@ pub(crate) struct Info<'a> {
     pub(crate) ready: bool,
     pub(crate) live: usize,
     pub(crate) started_unix: u64,
+    /// If requests are journaled.
+    pub(crate) journal: Option<JournalCounts>,
 }
 
 fn write_engine(text: &mut String, stats: &EngineStats) {
@@ -177,6 +183,13 @@ fn write_launches(text: &mut String, launches: &LaunchCounters) {
     for (name, sha256, count) in launches.snapshot() {
         sample(text, &format!("oxide_kernel_launches_total{{kernel=\"{}\",sha256=\"{sha256}\"}}", label(name)), count);
     }
+}
+
+fn write_journal(text: &mut String, journal: JournalCounts) {
+    let JournalCounts { written, dropped, failed } = journal;
+    counter(text, "oxide_journal_entries_total", "Journal entries written.", written);
+    counter(text, "oxide_journal_dropped_total", "Journal entries dropped because the writer was behind.", dropped);
+    counter(text, "oxide_journal_failed_total", "Journal entries lost because the file system failed.", failed);
 }
 
 /// Memory and file descriptors, where the operating system tells.
@@ -240,7 +253,7 @@ mod tests {
     fn every_sample_belongs_to_a_declared_metric() {
         let metrics = Metrics::default();
         metrics.answered("chat", 200);
-        let info = Info { version: "1", model: "a\"b", ready: true, live: 0, started_unix: 1 };
+        let info = Info { version: "1", model: "a\"b", ready: true, live: 0, started_unix: 1, journal: Some(JournalCounts::default()) };
         let text = metrics.render(&info, None, None);
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let name = line.split(['{', ' ']).next().expect("a name");

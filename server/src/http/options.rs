@@ -1,5 +1,6 @@
 //! Everything that `serve` can be told. The command line fills it; nothing here reads the environment.
 
+use crate::journal::JournalOptions;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,6 +54,8 @@ pub struct ServeOptions {
     pub deadline_default: Option<Duration>,
     /// Longest wait for admission (`--max-queue-seconds`).
     pub queue_time_max: Option<Duration>,
+    /// Where requests are journaled; `None` does not (`--journal`, `--journal-file-size`, `--journal-files`).
+    pub journal: Option<JournalOptions>,
 }
 
 impl Default for ServeOptions {
@@ -81,6 +84,7 @@ impl Default for ServeOptions {
             stops_max: 64,
             deadline_default: None,
             queue_time_max: None,
+            journal: None,
         }
     }
 }

@@ -13,6 +13,7 @@ use super::options::ServeOptions;
 use super::router::router;
 use super::served::ServedModel;
 use super::state::{Phase, State};
+use crate::journal::{Journal, JournalOptions};
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -54,6 +55,14 @@ pub enum ServeError {
     PortFile {
         /// The file.
         path: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// The journal cannot be opened.
+    #[error("cannot open the journal in {}: {source}", folder.display())]
+    Journal {
+        /// The folder.
+        folder: PathBuf,
         /// The system's words.
         source: std::io::Error,
     },
@@ -116,13 +125,14 @@ impl Server {
     /// Binds the address of `options`. Nothing is answered before [`Server::run`].
     ///
     /// # Errors
-    /// If the address cannot be bound.
+    /// If the address cannot be bound, or the journal not opened.
     pub async fn bind(options: ServeOptions) -> Result<Self, ServeError> {
         let address = SocketAddr::new(options.host, options.port);
         let failed = |source| ServeError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, address, state: Arc::new(State::new(options)) })
+        let journal = options.journal.clone().map(open_journal).transpose()?;
+        Ok(Self { listener, address, state: Arc::new(State::new(options, journal)) })
     }
 
     /// The bound address.
@@ -158,8 +168,14 @@ impl Server {
             front.close(FAREWELL.min(state.options.drain / 4)).await;
             end_engine(engine).await;
         }
+        state.journal.iter().for_each(Journal::flush);
         ended
     }
+}
+
+fn open_journal(options: JournalOptions) -> Result<Journal, ServeError> {
+    let folder = options.folder.clone();
+    Journal::open(options).map_err(|source| ServeError::Journal { folder, source })
 }
 
 /// Runs the loader on a thread that nobody waits for if the server is stopped meanwhile.

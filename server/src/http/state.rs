@@ -4,6 +4,7 @@ use super::auth::{ApiKeys, Owner};
 use super::metrics::Metrics;
 use super::options::ServeOptions;
 use super::served::{Served, ServedModel};
+use crate::journal::Journal;
 use crate::openai::error::ApiError;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +30,7 @@ pub(crate) struct State {
     pub(crate) options: ServeOptions,
     pub(crate) keys: ApiKeys,
     pub(crate) metrics: Metrics,
+    pub(crate) journal: Option<Journal>,
     pub(crate) started_unix: u64,
     /// Bounds the threads that tokenize long texts.
     pub(crate) tokenizing: Semaphore,
@@ -52,7 +54,7 @@ pub(crate) fn unix_seconds() -> u64 {
 }
 
 impl State {
-    pub(crate) fn new(options: ServeOptions) -> Self {
+    pub(crate) fn new(options: ServeOptions, journal: Option<Journal>) -> Self {
         let keys = ApiKeys::new(&options.api_keys);
         let threads = std::thread::available_parallelism().map_or(2, |count| count.get());
         Self {
@@ -60,6 +62,7 @@ impl State {
             keys,
             options,
             metrics: Metrics::default(),
+            journal,
             started_unix: unix_seconds(),
             tokenizing: Semaphore::new(threads),
             model: OnceLock::new(),
