@@ -105,7 +105,11 @@ fn ask(port: u16, question: &str) -> anyhow::Result<()> {
         Ok(())
     })?;
     let (total, first) = (start.elapsed(), first.unwrap_or_default());
-    let rate = tokens.saturating_sub(1) as f64 / (total - first).as_secs_f64().max(1e-9);
-    println!("\n\n{tokens} tokens, first after {:.1} ms, then {rate:.0} tokens/s", first.as_secs_f64() * 1e3);
+    let rate = tokens as f64 / total.as_secs_f64().max(1e-9);
+    println!(
+        "\n\n{tokens} tokens in {:.1} ms, the first after {:.1} ms: {rate:.0} tokens/s",
+        total.as_secs_f64() * 1e3,
+        first.as_secs_f64() * 1e3
+    );
     Ok(())
 }
