@@ -11,11 +11,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F.
     Avx512,
+    /// AVX-512 F, and projections on the AMX unit.
+    AmxBf16,
 }
 
 impl Isa {
     /// Every instruction set, from plain to best.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::AmxBf16];
 
     /// Whether this processor has it.
     pub fn is_available(self) -> bool {
@@ -25,8 +27,22 @@ impl Isa {
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => Self::Avx2.is_available() && is_x86_feature_detected!("avx512f"),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::AmxBf16 => Self::Avx512.is_available() && super::kernels::amx::is_available(),
+            #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+            Self::AmxBf16 => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            Self::Avx2 | Self::Avx512 | Self::AmxBf16 => false,
+        }
+    }
+
+    /// Its name in reports and flags.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::AmxBf16 => "amx_bf16",
         }
     }
 
@@ -38,11 +54,7 @@ impl Isa {
 
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-        })
+        f.write_str(self.name())
     }
 }
 

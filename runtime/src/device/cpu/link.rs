@@ -86,6 +86,8 @@ pub(crate) struct Program {
     pub(crate) attend: Vec<Heads>,
     /// Longest logits row that is sampled.
     pub(crate) sample_vocab: usize,
+    /// Widest input of a projection.
+    pub(crate) linear_k: usize,
 }
 
 /// Whether the cpu device has code for `contract`.
@@ -162,6 +164,7 @@ impl Program {
                     self.attend.push(*heads);
                 }
             }
+            Launch::Linear { linear, .. } => self.linear_k = self.linear_k.max(linear.k as usize),
             Launch::Sample { vocab, .. } => self.sample_vocab = self.sample_vocab.max(*vocab),
             Launch::Embed { .. } => {
                 if let Step::Launch { kernel, .. } = wire
@@ -170,12 +173,7 @@ impl Program {
                     self.vocab = vocab as usize;
                 }
             }
-            Launch::RmsNorm { .. }
-            | Launch::AddRmsNorm { .. }
-            | Launch::QkNorm { .. }
-            | Launch::Linear { .. }
-            | Launch::TakeRows { .. }
-            | Launch::Copy { .. } => {}
+            Launch::RmsNorm { .. } | Launch::AddRmsNorm { .. } | Launch::QkNorm { .. } | Launch::TakeRows { .. } | Launch::Copy { .. } => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Runs launches: gives each kernel its slices of arena, weights, cache and step inputs.
 
-use super::arena::Arena;
+use super::arena::{Aligned, Arena};
+use super::kernels::amx::parts_len;
 use super::kernels::attend::{AttendBounds, AttendCall, AttendScratch, attend};
 use super::kernels::linear::{LinearCall, Residual, linear};
 use super::kernels::rope::{RopeCall, rope_append};
@@ -22,6 +23,8 @@ pub(crate) struct State {
     arena: Arena,
     pub(crate) kv: KvPool,
     attend: AttendScratch,
+    /// Parts of activations, for a matrix unit.
+    parts: Aligned<u16>,
     sample: SampleScratch,
     pub(crate) outputs: StepOutputs,
     /// Ids that the step before sampled.
@@ -70,6 +73,9 @@ impl State {
         let arena = Arena::new(arena_bytes).ok_or_else(|| short("activations", arena_bytes, "compile for fewer tokens a step"))?;
         let kv_bytes = plan.kv().bytes_per_token().saturating_mul(u64::from(plan.kv().page_tokens)).saturating_mul(u64::from(kv_pages));
         let kv = KvPool::new(plan.kv(), kv_pages).ok_or_else(|| short("the KV cache", kv_bytes, "ask for fewer KV pages"))?;
+        let parts_len = if kernels.matrix.is_some() { parts_len(bounds.tokens_max as usize, program.linear_k) } else { 0 };
+        let parts = Aligned::new(parts_len)
+            .ok_or_else(|| short("parts of activations", 2 * parts_len as u64, "compile for fewer tokens a step"))?;
         let pool =
             Pool::start(threads).map_err(|error| DeviceError::Failed { message: format!("cannot start {threads} threads: {error}") })?;
         let rows = bounds.rows_max as usize;
@@ -86,6 +92,7 @@ impl State {
             arena,
             kv,
             attend: AttendScratch::new(attend_bounds(plan, program, threads)),
+            parts,
             sample: SampleScratch::new(program.sample_vocab, threads),
             outputs,
             previous_ids: Vec::with_capacity(rows),
@@ -193,8 +200,9 @@ impl State {
                 (x, Residual::Separate(residual), out)
             }
         };
+        let parts = self.parts.as_mut_slice();
         let (n, k, swiglu) = (shape.n as usize, shape.k as usize, shape.act == Activation::SwiGlu);
-        linear(self.kernels, &mut self.pool, LinearCall { rows, n, k, swiglu, x, weight, bias, residual, out });
+        linear(self.kernels, &mut self.pool, LinearCall { rows, n, k, swiglu, x, weight, bias, residual, out, parts });
     }
 
     fn rope_append(&mut self, step: &StepView<'_>, heads: Heads, x: &Region, table: &[f32], planes: [u32; 2], out: &Region) {

@@ -13,6 +13,7 @@
 //! bf16 widens to f32 by a shift, so activations stay f32. Splitting them into two bf16 for
 //! `vdpbf16ps` takes as many multiply instructions and loses seven bits.
 
+use super::amx::{BLOCK_K, CALL_PANELS_MAX, CALL_TOKENS_MAX, Matrix, MatrixCall, TILE_ROWS, parts_len, split_tile};
 use super::simd::{LANES, Simd, bf16, prefetch};
 use super::table::Kernels;
 use crate::device::cpu::pool::{Pool, Scatter};
@@ -20,9 +21,9 @@ use crate::device::cpu::pool::{Pool, Scatter};
 /// Panels of one group at most.
 pub(crate) const GROUP_PANELS: usize = 4;
 /// Tokens of one tile at most.
-pub(crate) const TILE_TOKENS_MAX: usize = 8;
+pub(crate) const TILE_TOKENS_MAX: usize = CALL_TOKENS_MAX;
 /// Tokens of one task at most: their activations stay in the second-level cache while panels pass by.
-const BLOCK_TOKENS: usize = 80;
+const BLOCK_TOKENS: usize = 96;
 /// Weight bytes of one task at least, so that claiming it costs little.
 const TASK_BYTES_MIN: usize = 64 << 10;
 /// Tasks a thread, so that threads end together.
@@ -50,6 +51,8 @@ pub(crate) struct LinearCall<'a> {
     pub(crate) bias: Option<&'a [u16]>,
     pub(crate) residual: Residual<'a>,
     pub(crate) out: &'a mut [f32],
+    /// Memory for the parts of activations, [`parts_len`] long, where the kernels use a matrix unit.
+    pub(crate) parts: &'a mut [u16],
 }
 
 /// A [`LinearCall`] as tasks see it.
@@ -68,6 +71,9 @@ pub(crate) struct LinearTask<'a> {
     panels_per_task: usize,
     panel_tasks: usize,
     group_panels: usize,
+    /// Tokens of a full tile.
+    tile_tokens: usize,
+    matrix: Option<(Matrix, &'a [u16])>,
 }
 
 /// `out[p][t] = x[t] · panel[p]` for `P` panels and `T` tokens.
@@ -83,7 +89,7 @@ pub(crate) type Tile = unsafe fn(*const u16, *const f32, usize, *mut f32, usize)
 /// # Panics
 /// If a slice is shorter than the shape says.
 pub(crate) fn linear(kernels: &Kernels, pool: &mut Pool, call: LinearCall<'_>) {
-    let LinearCall { rows, n, k, swiglu, x, weight, bias, residual, out } = call;
+    let LinearCall { rows, n, k, swiglu, x, weight, bias, residual, out, parts } = call;
     if rows == 0 {
         return;
     }
@@ -95,17 +101,51 @@ pub(crate) fn linear(kernels: &Kernels, pool: &mut Pool, call: LinearCall<'_>) {
     if let Residual::Separate(residual) = residual {
         assert!(residual.len() >= rows * out_width, "residual too short");
     }
+    let matrix = kernels.matrix.filter(|_| k.is_multiple_of(BLOCK_K));
+    let matrix = matrix.map(|matrix| (matrix, split(kernels, pool, &x[..rows * k], k, parts)));
     let blocks = rows.div_ceil(BLOCK_TOKENS);
-    let group_panels = kernels.group_panels(rows, swiglu);
+    let (tile_tokens, group_panels) = match matrix {
+        Some(_) => (CALL_TOKENS_MAX, CALL_PANELS_MAX),
+        None => (kernels.tile_tokens, kernels.group_panels(rows, swiglu)),
+    };
     let panels_per_task = panels_per_task(panels, k, blocks, pool.threads()).next_multiple_of(group_panels);
     let panel_tasks = panels.div_ceil(panels_per_task);
-    let out = Scatter::new(out);
-    let task = LinearTask { rows, n, k, out_width, swiglu, x, weight, bias, residual, out, panels_per_task, panel_tasks, group_panels };
+    let task = LinearTask {
+        rows,
+        n,
+        k,
+        out_width,
+        swiglu,
+        x,
+        weight,
+        bias,
+        residual,
+        out: Scatter::new(out),
+        panels_per_task,
+        panel_tasks,
+        group_panels,
+        tile_tokens,
+        matrix,
+    };
     pool.run_all(blocks * panel_tasks, &|index| {
         // SAFETY: the table was chosen for this processor; `index` names each task once, so no two
         // tasks write the same outputs.
         unsafe { (kernels.linear_task)(&task, index) }
     });
+}
+
+/// Splits activations into the parts that a matrix unit takes.
+fn split<'a>(kernels: &Kernels, pool: &mut Pool, x: &[f32], k: usize, parts: &'a mut [u16]) -> &'a [u16] {
+    let tiles = x.len().div_ceil(TILE_ROWS * k);
+    let parts = &mut parts[..parts_len(tiles * TILE_ROWS, k)];
+    let tile_parts = parts_len(TILE_ROWS, k);
+    let scatter = Scatter::new(parts);
+    pool.run_all(tiles, &|tile| {
+        let rows = &x[tile * TILE_ROWS * k..x.len().min((tile + 1) * TILE_ROWS * k)];
+        // SAFETY: each tile is visited once; the table was chosen for this processor.
+        unsafe { (kernels.split_tile)(rows, k, scatter.slice_mut(tile * tile_parts, tile_parts)) }
+    });
+    parts
 }
 
 fn panels_per_task(panels: usize, k: usize, blocks: usize, threads: usize) -> usize {
@@ -126,7 +166,11 @@ pub(crate) unsafe fn run_task<V: Simd>(kernels: &Kernels, task: &LinearTask<'_>,
     let panels = task.n.div_ceil(LANES);
     let first = index % task.panel_tasks * task.panels_per_task;
     let last = (first + task.panels_per_task).min(panels);
-    let tile_tokens = rows.div_ceil(rows.div_ceil(kernels.tile_tokens));
+    let tile_tokens = match task.matrix {
+        Some(_) => task.tile_tokens,
+        // Tiles of equal size, where a small rest would leave the multipliers idle.
+        None => rows.div_ceil(rows.div_ceil(task.tile_tokens)),
+    };
     let mut sums = [0.0_f32; GROUP_PANELS * TILE_TOKENS_MAX * LANES];
     for group in (first..last).step_by(task.group_panels) {
         let group_panels = task.group_panels.min(last - group);
@@ -154,18 +198,23 @@ unsafe fn group_sums(
     is_first_tile: bool,
     sums: &mut [f32; GROUP_PANELS * TILE_TOKENS_MAX * LANES],
 ) {
+    // While the first tile is at work, the next group streams in: pages end the hardware's own streams
+    // every 4 KiB. Later tiles find their weights in the cache.
+    let ahead = if is_first_tile { task.group_panels * LANES * task.k } else { 0 };
+    let panel = |panel: usize| task.weight[panel * LANES * task.k..].as_ptr();
+    if let Some((matrix, parts)) = task.matrix {
+        let parts = parts[row / TILE_ROWS * parts_len(TILE_ROWS, task.k)..].as_ptr();
+        let (panels, out) = (panel(group), sums.as_mut_ptr());
+        // SAFETY: the group lies inside the weight and the rows inside the parts; `sums` holds a whole group.
+        unsafe { matrix(&MatrixCall { panels, panel_count: group_panels, parts, tokens, k: task.k, out, ahead }) };
+        return;
+    }
     let mut done = 0;
     while done < group_panels {
         let (panels, tile) = kernels.tile(group_panels - done, tokens);
+        let x = task.x[row * task.k..].as_ptr();
         // SAFETY: the group lies inside the weight and the rows inside `x`; `sums` holds a whole group.
-        unsafe {
-            let panel = task.weight.as_ptr().add((group + done) * LANES * task.k);
-            let x = task.x.as_ptr().add(row * task.k);
-            // While the first tile is at work, the next group streams in: pages end the hardware's own
-            // streams every 4 KiB. Later tiles find their weights in the cache.
-            let ahead = if is_first_tile { task.group_panels * LANES * task.k } else { 0 };
-            tile(panel, x, task.k, sums.as_mut_ptr().add(done * tokens * LANES), ahead);
-        }
+        unsafe { tile(panel(group + done), x, task.k, sums[done * tokens * LANES..].as_mut_ptr(), ahead) };
         done += panels;
     }
 }

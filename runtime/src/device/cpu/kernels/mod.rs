@@ -4,6 +4,7 @@
 //! parts are generic functions that [`table`] compiles for each instruction set. `unsafe` stays in here:
 //! vector loads and stores, and outputs that tasks write at disjoint places.
 
+pub(crate) mod amx;
 pub(crate) mod attend;
 pub(crate) mod attend_rows;
 pub(crate) mod draw;

@@ -3,6 +3,7 @@
 //! Here the generic kernels get their `#[target_feature]`. A table may be used only on a processor
 //! that has its instruction set: [`Kernels::of`] is the only way to one, and checks.
 
+use super::amx::{self, Matrix};
 use super::attend::{AttendItem, AttendTask};
 use super::attend_rows::attend_item;
 use super::draw::{Histogram, weigh_row};
@@ -25,6 +26,9 @@ pub(crate) struct Kernels {
     pub(crate) tile_tokens: usize,
     /// Tiles by the logarithm of their panels, then by tokens less one.
     tiles: [&'static [Tile]; 3],
+    /// Dot products on a matrix unit, instead of tiles.
+    pub(crate) matrix: Option<Matrix>,
+    pub(crate) split_tile: unsafe fn(&[f32], usize, &mut [u16]),
     pub(crate) linear_task: unsafe fn(&LinearTask<'_>, usize),
     pub(crate) norm_row: unsafe fn(&[f32], &[u16], f32, &mut [f32]),
     pub(crate) norm_row_in_place: unsafe fn(&mut [f32], &[u16], f32),
@@ -48,8 +52,12 @@ impl Kernels {
             Isa::Avx2 => &avx2::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &avx512::KERNELS,
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::AmxBf16 => &amx_bf16::KERNELS,
+            #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+            Isa::AmxBf16 => return None,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => return None,
+            Isa::Avx2 | Isa::Avx512 | Isa::AmxBf16 => return None,
         })
     }
 
@@ -73,13 +81,15 @@ impl Kernels {
 }
 
 macro_rules! table {
-    ($isa:ident, $vector:ty, [$($tokens1:literal)*], [$($tokens2:literal)*], [$($tokens4:literal)*] $(, #[$feature:meta])?) => {
+    ($isa:ident, $vector:ty, $matrix:expr, [$($tokens1:literal)*], [$($tokens2:literal)*], [$($tokens4:literal)*] $(, #[$feature:meta])?) => {
         mod $isa {
             use super::*;
 
             pub(super) static KERNELS: Kernels = Kernels {
                 tile_tokens: [$($tokens1),*].len(),
                 tiles: [&[$(tiles::<1, $tokens1>),*], &[$(tiles::<2, $tokens2>),*], &[$(tiles::<4, $tokens4>),*]],
+                matrix: $matrix,
+                split_tile: split,
                 linear_task,
                 norm_row: row_norm,
                 norm_row_in_place: row_norm_in_place,
@@ -101,6 +111,11 @@ macro_rules! table {
             unsafe fn linear_task(task: &LinearTask<'_>, index: usize) {
                 // SAFETY: the caller's promise.
                 unsafe { run_task::<$vector>(&KERNELS, task, index) }
+            }
+
+            $(#[$feature])?
+            unsafe fn split(x: &[f32], k: usize, parts: &mut [u16]) {
+                amx::split_tile(x, k, parts);
             }
 
             $(#[$feature])?
@@ -155,10 +170,22 @@ macro_rules! table {
 }
 
 // Sixteen registers of four lanes.
-table!(portable, Portable, [1 2], [], []);
+table!(portable, Portable, None, [1 2], [], []);
 // Sixteen registers of eight lanes: a pair for each accumulator.
 #[cfg(target_arch = "x86_64")]
-table!(avx2, Avx2, [1 2 3 4], [1], [], #[target_feature(enable = "avx2,fma")]);
+table!(avx2, Avx2, None, [1 2 3 4], [1], [], #[target_feature(enable = "avx2,fma")]);
 // Thirty-two registers: up to 16 accumulators; with more the compiler tends to spill.
 #[cfg(target_arch = "x86_64")]
-table!(avx512, Avx512, [1 2 3 4 5 6 7 8], [1 2 3 4 5 6 7 8], [1 2 3 4], #[target_feature(enable = "avx512f,avx2,fma")]);
+table!(avx512, Avx512, None, [1 2 3 4 5 6 7 8], [1 2 3 4 5 6 7 8], [1 2 3 4], #[target_feature(enable = "avx512f,avx2,fma")]);
+// Vectors as above beside the matrix unit.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+table!(amx_bf16, Avx512, Some(amx::matrix), [1 2 3 4 5 6 7 8], [1 2 3 4 5 6 7 8], [1 2 3 4], #[target_feature(enable = "avx512f,avx2,fma")]);
+// The same with an emulated unit, for tests on any machine.
+#[cfg(test)]
+table!(emulated, Portable, Some(amx::emulated::matrix), [1 2], [], []);
+
+/// The portable kernels with an emulated matrix unit.
+#[cfg(test)]
+pub(crate) fn emulated_amx() -> &'static Kernels {
+    &emulated::KERNELS
+}

@@ -9,7 +9,7 @@ mod sampling;
 
 use super::isa::Isa;
 use super::kernels::simd::{bf16, to_bf16};
-use super::kernels::table::Kernels;
+use super::kernels::table::{Kernels, emulated_amx};
 use super::pool::Pool;
 
 /// SplitMix64.
@@ -51,6 +51,13 @@ impl Random {
 /// The kernels of every instruction set that this processor has.
 fn all_kernels() -> Vec<(Isa, &'static Kernels)> {
     Isa::ALL.into_iter().filter_map(|isa| Some((isa, Kernels::of(isa)?))).collect()
+}
+
+/// [`all_kernels`], and the way that feeds a matrix unit.
+fn all_projections() -> Vec<(&'static str, &'static Kernels)> {
+    let mut all: Vec<_> = all_kernels().into_iter().map(|(isa, kernels)| (isa.name(), kernels)).collect();
+    all.push(("emulated amx_bf16", emulated_amx()));
+    all
 }
 
 fn pool(threads: usize) -> Pool {

@@ -1,6 +1,7 @@
 //! Projections.
 
 use super::*;
+use crate::device::cpu::kernels::amx::parts_len;
 use crate::device::cpu::kernels::linear::{LinearCall, Residual, linear};
 use crate::device::reference;
 
@@ -67,12 +68,13 @@ impl Case {
             bias: self.bias.then_some(&bias),
             residual,
             out: &mut out,
+            parts: &mut vec![0; if kernels.matrix.is_some() { parts_len(self.rows, self.k) } else { 0 }],
         };
         linear(kernels, pool, call);
         out
     }
 
-    fn check(self, kernels: &Kernels, pool: &mut Pool, random: &mut Random, isa: Isa) {
+    fn check(self, kernels: &Kernels, pool: &mut Pool, random: &mut Random, isa: &str) {
         let data = self.data(random);
         let (weight, bias) = (widen(&data.weight), widen(&data.bias));
         let mut wanted = reference::linear(&data.x, &weight, self.k, self.bias.then_some(&bias));
@@ -102,7 +104,7 @@ impl Case {
 fn matches_the_reference() {
     let mut random = Random(1);
     let mut pool = pool(2);
-    for (isa, kernels) in all_kernels() {
+    for (isa, kernels) in all_projections() {
         for rows in [0, 1, 2, 3, 4, 5, 7, 8, 12, 13, 17, 33, 97, 100] {
             for (n, k) in [(1, 2), (16, 16), (17, 30), (40, 64), (100, 34), (192, 576), (32, 1536)] {
                 let (bias, residual) = (random.below(2) == 0, random.below(3) as u8);
@@ -118,7 +120,7 @@ fn matches_the_reference() {
 #[test]
 fn a_row_does_not_depend_on_its_batch() {
     let mut random = Random(2);
-    for (isa, kernels) in all_kernels() {
+    for (isa, kernels) in all_projections() {
         for (n, k, swiglu) in [(100, 130, false), (192, 576, true), (960, 64, false)] {
             let case = Case { rows: 110, n, k, swiglu, bias: true, residual: 0 };
             let data = case.data(&mut random);
@@ -141,7 +143,7 @@ fn a_row_does_not_depend_on_its_batch() {
 
 #[test]
 fn a_nan_stays_in_its_row() {
-    for (isa, kernels) in all_kernels() {
+    for (isa, kernels) in all_projections() {
         let case = Case { rows: 9, n: 64, k: 32, swiglu: true, bias: false, residual: 0 };
         let mut data = case.data(&mut Random(3));
         data.x[4 * 32 + 7] = f32::NAN;
