@@ -8,6 +8,7 @@ use crate::hub::{self, HubError};
 use crate::passes::{self, LowerError, Settings, Unit};
 use crate::profile::{Profile, ProfileError, builtin};
 use crate::progress::{Phase, Progress};
+use crate::reproduce::ReproduceError;
 use crate::schedule;
 use crate::seal::{self, Hashes, SealError};
 use oxide_bundle::dtype::DType;
@@ -124,6 +125,9 @@ pub enum CompileError {
     /// The golden step.
     #[error(transparent)]
     Golden(#[from] GoldenError),
+    /// Making a bundle again.
+    #[error(transparent)]
+    Reproduce(#[from] ReproduceError),
 }
 
 impl CompileError {
@@ -143,6 +147,8 @@ impl CompileError {
             Self::Catalogue(_) => 22,
             Self::Seal(_) => 30,
             Self::Golden(_) => 31,
+            Self::Reproduce(ReproduceError::Differs { .. }) => 50,
+            Self::Reproduce(_) => 51,
         }
     }
 }

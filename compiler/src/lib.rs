@@ -3,7 +3,7 @@
 //! Three representations and no more: [`graph`] (what), [`schedule`] (which kernel and when) and the
 //! bundle's plan (where). [`passes`] is the pipeline between them. Around it: [`profile`] (what the user
 //! asks for), [`checkpoint`] (what the user has), [`weights`] (its tensors in their final layout),
-//! [`seal`] (one file), [`golden`] (its proof) and [`hub`] (the only network code).
+//! [`seal`] (one file), [`golden`] (its proof), [`reproduce`] (making it again) and [`hub`] (the only network code).
 //!
 //! **Invariant:** only [`golden`] knows the runtime; nothing sealed depends on a path, a clock, a user
 //! name or a thread count.
@@ -20,6 +20,7 @@ pub mod hub;
 pub mod passes;
 pub mod profile;
 pub mod progress;
+pub mod reproduce;
 pub mod schedule;
 pub mod seal;
 pub mod weights;

@@ -3,6 +3,7 @@
 use crate::compile::{CompileError, Request, Stage};
 use crate::hub;
 use crate::profile::Profile;
+use crate::reproduce::Sources;
 use clap::{Parser, Subcommand};
 use oxide_bundle::manifest::{GoldenStatus, Target};
 use std::path::PathBuf;
@@ -40,6 +41,8 @@ pub(super) enum Command {
     Kernels(KernelsArgs),
     /// Downloads a profile's checkpoint into the Hugging Face cache; resumes, checks hashes.
     Pull(PullArgs),
+    /// Makes a bundle again from the recipe sealed in it, and names the first section that differs.
+    Reproduce(ReproduceArgs),
     /// Compiles a profile; the word may be left out.
     Compile(CompileArgs),
 }
@@ -102,6 +105,32 @@ impl PullArgs {
     pub(super) fn token(&self) -> Option<String> {
         let stored = || std::fs::read_to_string(self.cache.hf_home().join("token")).ok();
         self.token.clone().or_else(stored).map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ReproduceArgs {
+    /// The bundle.
+    pub(super) bundle: PathBuf,
+    /// Checkpoint: a Hugging Face folder [default: the Hugging Face cache].
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Keeps the bundle made again [default: it is removed].
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Folder of sm90 artifacts [default: those built in]
+    #[arg(long, value_name = "DIR")]
+    artifacts: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheArgs,
+    /// Prints JSON, and no progress.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl ReproduceArgs {
+    pub(super) fn sources(&self) -> Sources {
+        Sources { model: self.model.clone(), artifacts: self.artifacts.clone(), cache: self.cache.cache(), output: self.output.clone() }
     }
 }
 

@@ -4,7 +4,7 @@
 //! 10 checkpoint not found · 11 shard missing · 12 file missing · 13 checkpoint does not fit the profile ·
 //! 14 checkpoint unreadable · 20 kernels missing · 21 lowering failed · 22 artifacts unreadable ·
 //! 30 sealing failed · 31 golden vectors failed · 40 not on the hub · 41 access refused · 42 network ·
-//! 43 checksum · 44 disk full · 45 cache unreadable.
+//! 43 checksum · 44 disk full · 45 cache unreadable · 50 not reproduced · 51 bundle unreadable.
 
 mod args;
 mod progress;
@@ -16,7 +16,8 @@ use crate::compile::{self, CompileError};
 use crate::hub;
 use crate::passes::LowerError;
 use crate::profile::{BUILTIN, Profile, builtin};
-use args::{Command, CompileArgs, KernelsArgs, PullArgs};
+use crate::reproduce::{ReproduceError, reproduce};
+use args::{Command, CompileArgs, KernelsArgs, PullArgs, ReproduceArgs};
 use std::process::ExitCode;
 
 /// Runs a command and prints its result.
@@ -25,6 +26,7 @@ pub fn run(args: Args) -> ExitCode {
         Command::Profiles { json } => profiles(json),
         Command::Kernels(kernels) => list_kernels(&kernels),
         Command::Pull(pull) => pull_profile(&pull),
+        Command::Reproduce(args) => reproduce_bundle(&args),
         Command::Compile(compile) => compile_profile(&compile),
     };
     match done {
@@ -62,6 +64,17 @@ fn pull_profile(args: &PullArgs) -> Result<(), CompileError> {
     bars.clear();
     print!("{}", report::pulled(&pulled, &args.profile, args.json));
     Ok(())
+}
+
+fn reproduce_bundle(args: &ReproduceArgs) -> Result<(), CompileError> {
+    let mut bars = progress::Bars::new(args.json);
+    let compared = reproduce(&args.bundle, &args.sources(), &mut bars)?;
+    bars.clear();
+    print!("{}", report::reproduced(&compared, args.json));
+    match compared.first_difference {
+        Some(section) => Err(ReproduceError::Differs { section }.into()),
+        None => Ok(()),
+    }
 }
 
 fn compile_profile(args: &CompileArgs) -> Result<(), CompileError> {

@@ -4,6 +4,7 @@ use crate::catalogue::Catalogue;
 use crate::compile::Report;
 use crate::hub::PullReport;
 use crate::profile::{Profile, builtin};
+use crate::reproduce::Reproduction;
 use oxide_bundle::manifest::{GoldenStatus, Ledger, Limits};
 use serde::Serialize;
 use serde_json::json;
@@ -115,5 +116,26 @@ pub(super) fn pulled(report: &PullReport, profile: &str, json: bool) -> String {
     let _ = writeln!(text, "{} at {}: {} downloaded", report.repository, report.commit, bytes(report.downloaded_bytes));
     let _ = writeln!(text, "in {}", report.snapshot.display());
     let _ = writeln!(text, "next: oxide-compile {profile} --target cpu");
+    text
+}
+
+/// How a bundle made again compares.
+pub(super) fn reproduced(compared: &Reproduction, json: bool) -> String {
+    if json {
+        return json_text(compared);
+    }
+    let Reproduction { reproduced, seal, seal_again, compilers, first_difference: _, sections, inputs } = compared;
+    if *reproduced {
+        return format!("reproduced: every byte is equal\nseal     {seal}\n");
+    }
+    let mut text = format!("seal     {seal}\nagain    {seal_again}\n");
+    let _ = writeln!(text, "differs  {}", sections.join(", "));
+    if !inputs.is_empty() {
+        let _ = writeln!(text, "inputs   {} are not the recipe's: pass its checkpoint with --model", inputs.join(", "));
+    }
+    let [made, this] = compilers;
+    if made != this {
+        let _ = writeln!(text, "release  {made} made it, this is {this}");
+    }
     text
 }

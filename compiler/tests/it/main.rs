@@ -7,4 +7,5 @@ mod filetests;
 mod planning;
 mod profiles;
 mod pull;
+mod reproduce;
 mod support;

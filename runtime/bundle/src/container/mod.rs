@@ -24,7 +24,7 @@ pub mod tree;
 mod writer;
 
 pub use layout::SectionKind;
-pub use reader::{Bundle, Bytes, Mode, check_header, verify_stream};
+pub use reader::{Bundle, Bytes, Mode, Recipe, check_header, read_recipe, verify_stream};
 pub use superblock::Superblock;
 pub use table::Section;
 pub use writer::{BundleWriter, Contents, SealReport};

@@ -52,20 +52,48 @@ pub fn check_header(header: &[u8; SUPERBLOCK_BYTES]) -> Result<Superblock, Bundl
 /// # Errors
 /// As [`Bundle::parse`] and [`Bundle::verify`].
 pub fn verify_stream(file: &mut (impl Read + Seek)) -> Result<Seal, BundleError> {
-    let file_bytes = file.seek(SeekFrom::End(0))?;
-    file.seek(SeekFrom::Start(0))?;
-    let mut prefix = Vec::new();
-    read_up_to(file, &mut prefix, SECTION_ALIGN.min(file_bytes))?;
-    let (superblock, sections) = parse_index(&prefix, file_bytes)?;
-    let weights = table::find(&sections, SectionKind::WDAT)?;
-    read_up_to(file, &mut prefix, weights.offset)?;
+    let (prefix, file_bytes) = read_metadata(file)?;
     let metadata = Metadata::parse(&prefix, file_bytes)?;
+    let weights = table::find(&metadata.sections, SectionKind::WDAT)?;
     let leaves = stream_leaves(file, weights.length)?;
     check_weight_leaves(weights, &leaves, &metadata.weight_leaves)?;
     let mut rest = Vec::new();
     file.take(TRAILER_MAX + 1).read_to_end(&mut rest)?;
-    parse_trailer(&rest, file_bytes, superblock.sealed_bytes)?;
-    Ok(superblock.seal())
+    parse_trailer(&rest, file_bytes, metadata.superblock.sealed_bytes)?;
+    Ok(metadata.superblock.seal())
+}
+
+/// What a bundle was made from and into: enough to make it again and to compare.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// The superblock.
+    pub superblock: Superblock,
+    /// Rows of the section table.
+    pub sections: Vec<Section>,
+    /// Provenance.
+    pub provenance: Provenance,
+}
+
+/// Reads the recipe of a file; everything but the weights is verified, and the weights are not read.
+///
+/// # Errors
+/// As [`Bundle::parse`].
+pub fn read_recipe(file: &mut (impl Read + Seek)) -> Result<Recipe, BundleError> {
+    let (prefix, file_bytes) = read_metadata(file)?;
+    let Metadata { superblock, sections, provenance, .. } = Metadata::parse(&prefix, file_bytes)?;
+    Ok(Recipe { superblock, sections, provenance })
+}
+
+/// Everything before the weights, and the file's length; the file is left at the first weight.
+fn read_metadata(file: &mut (impl Read + Seek)) -> Result<(Vec<u8>, u64), BundleError> {
+    let file_bytes = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(0))?;
+    let mut prefix = Vec::new();
+    read_up_to(file, &mut prefix, SECTION_ALIGN.min(file_bytes))?;
+    let (_, sections) = parse_index(&prefix, file_bytes)?;
+    let weights = table::find(&sections, SectionKind::WDAT)?;
+    read_up_to(file, &mut prefix, weights.offset)?;
+    Ok((prefix, file_bytes))
 }
 
 impl Bundle {
