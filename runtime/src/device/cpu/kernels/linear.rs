@@ -13,7 +13,7 @@
 //! bf16 widens to f32 by a shift, so activations stay f32. Splitting them into two bf16 for
 //! `vdpbf16ps` takes as many multiply instructions and loses seven bits.
 
-use super::amx::{BLOCK_K, CALL_PANELS_MAX, CALL_TOKENS_MAX, Matrix, MatrixCall, TILE_ROWS, parts_len, split_tile};
+use super::amx::{BLOCK_K, CALL_PANELS_MAX, CALL_TOKENS_MAX, Matrix, MatrixCall, TILE_ROWS, parts_len};
 use super::simd::{LANES, Simd, bf16, prefetch};
 use super::table::Kernels;
 use crate::device::cpu::pool::{Pool, Scatter};
