@@ -4,7 +4,7 @@
 //! size and depth, only keywords that are enforced, local references that exist, no reference that leads
 //! back to itself without consuming anything, and only regular expressions that parse.
 
-use super::regex_growth::regex_growth;
+use super::regex_growth::{Spelling, regex_growth};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -61,6 +61,22 @@ pub(super) fn children(schema: &Map<String, Value>) -> Vec<(Place, &Value)> {
             ("items" | "additionalItems" | "additionalProperties", value) => found.push((Place::Part, value)),
             ("properties" | "patternProperties", Value::Object(map)) => found.extend(map.values().map(|item| (Place::Part, item))),
             ("$defs" | "definitions", Value::Object(map)) => found.extend(map.values().map(|item| (Place::Definition, item))),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The same, to change them.
+pub(super) fn children_mut(schema: &mut Map<String, Value>) -> Vec<(Place, &mut Value)> {
+    let mut found = Vec::new();
+    for (keyword, value) in schema {
+        match (keyword.as_str(), value) {
+            ("anyOf" | "oneOf" | "allOf", Value::Array(items)) => found.extend(items.iter_mut().map(|item| (Place::SameValue, item))),
+            ("prefixItems" | "items", Value::Array(items)) => found.extend(items.iter_mut().map(|item| (Place::Part, item))),
+            ("items" | "additionalItems" | "additionalProperties", value) => found.push((Place::Part, value)),
+            ("properties" | "patternProperties", Value::Object(map)) => found.extend(map.values_mut().map(|item| (Place::Part, item))),
+            ("$defs" | "definitions", Value::Object(map)) => found.extend(map.values_mut().map(|item| (Place::Definition, item))),
             _ => {}
         }
     }
@@ -156,10 +172,10 @@ fn check_keywords(root: &Value, schema: &Value, map: &Map<String, Value>) -> Res
     let patterns = map.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let pattern = map.get("pattern").map(|pattern| pattern.as_str().ok_or("has a `pattern` that is not a string")).transpose()?;
     if let Some(text) = pattern {
-        regex_growth(text).map_err(|reason| format!("has a `pattern` that {reason}"))?;
+        regex_growth(text, Spelling::Json).map_err(|reason| format!("has a `pattern` that {reason}"))?;
     }
     for text in patterns {
-        regex_growth(text).map_err(|reason| format!("has a key of `patternProperties` that {reason}"))?;
+        regex_growth(text, Spelling::Json).map_err(|reason| format!("has a key of `patternProperties` that {reason}"))?;
     }
     Ok(())
 }
@@ -168,7 +184,10 @@ fn check_reference(root: &Value, map: &Map<String, Value>) -> Result<(), String>
     let Some(reference) = map.get("$ref") else { return Ok(()) };
     let Some(reference) = reference.as_str() else { return Err("has a `$ref` that is not a string".to_owned()) };
     if !reference.starts_with('#') {
-        return Err(format!("has the `$ref` `{}`, which is not inside it; only references that begin with `#` are followed", cut(reference)));
+        return Err(format!(
+            "has the `$ref` `{}`, which is not inside it; only references that begin with `#` are followed",
+            cut(reference)
+        ));
     }
     match resolve(root, reference) {
         Some(Value::Object(_) | Value::Bool(_)) => Ok(()),
@@ -288,7 +307,10 @@ mod tests {
             (json!({"$ref": "http://example.com/a"}), "$ref"),
             (json!({"$ref": "#/$defs/none"}), "$ref"),
             (json!({"$ref": "#"}), "leads back"),
-            (json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}}), "leads back"),
+            (
+                json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}}),
+                "leads back",
+            ),
             (json!({"pattern": "("}), "pattern"),
             (json!({"pattern": "(".repeat(60_000)}), "pattern"),
             (json!({"patternProperties": {"[": {}}}), "patternProperties"),
@@ -305,7 +327,8 @@ mod tests {
     fn recursion_that_consumes_is_fine() {
         let tree = json!({"type": "object", "properties": {"left": {"$ref": "#"}, "not": {"type": "null"}}});
         assert_eq!(check_schema(&tree), Ok(()));
-        let list = json!({"$ref": "#/$defs/l", "$defs": {"l": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/l"}}]}}});
+        let list =
+            json!({"$ref": "#/$defs/l", "$defs": {"l": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/l"}}]}}});
         assert_eq!(check_schema(&list), Ok(()));
     }
 

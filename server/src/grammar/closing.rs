@@ -21,12 +21,17 @@ use super::vocabulary::Vocabulary;
 use llguidance::TokenParser;
 use llguidance::toktrie::Recognizer;
 
-/// Lengths to which a witness is searched for, and places tried for each.
-const SEARCHES: [(usize, u32); 5] = [(32, 400), (128, 800), (512, 1_500), (2_048, 4_000), (8_192, 10_000)];
+/// Searches for a witness, the cheap ones first.
+const SEARCHES: [Effort; 6] = [
+    Effort { bytes_max: 32, steps: 400, alike: 3 },
+    Effort { bytes_max: 128, steps: 800, alike: 3 },
+    Effort { bytes_max: 32, steps: 3_000, alike: usize::MAX },
+    Effort { bytes_max: 512, steps: 1_500, alike: 3 },
+    Effort { bytes_max: 2_048, steps: 4_000, alike: 3 },
+    Effort { bytes_max: 8_192, steps: 10_000, alike: 3 },
+];
 /// Further places tried to shorten a witness.
 const SHORTEN_STEPS: u32 = 200;
-/// Alternatives tried at each place.
-const WIDTH: usize = 6;
 /// Tokens tried one by one.
 const TRIED_MAX: usize = 96;
 /// Tokens after which a new witness is searched for.
@@ -35,7 +40,18 @@ const SEARCHED_MAX: usize = 6;
 const ESCAPE_BYTES: u64 = 8;
 
 /// The order in which bytes are tried: those that close come first.
-const ORDER: &[u8] = b"\"}]0123456789nultrefas,:{[-.Eabcdghijkmopqvwxyz_ABCDFGHIJKLMNOPQRSTUVWXYZ/+@#()<>=;!?$%&*'^`|~\\";
+const ORDER: &[u8] = b"}]\",:0123456789nultrefas{[-.Eabcdghijkmopqvwxyz_ABCDFGHIJKLMNOPQRSTUVWXYZ/+@#()<>=;!?$%&*'^`|~\\";
+
+/// How far and how hard a search looks.
+#[derive(Copy, Clone, Debug)]
+struct Effort {
+    /// Longest witness.
+    bytes_max: usize,
+    /// Places tried.
+    steps: u32,
+    /// Digits, lower-case and upper-case letters tried at each place, of each.
+    alike: usize,
+}
 
 /// What is known of an output's rest.
 #[derive(Clone, Debug)]
@@ -55,6 +71,7 @@ struct Search<'a> {
     path: Vec<u8>,
     best: Option<Vec<u8>>,
     steps: u32,
+    alike: usize,
 }
 
 impl Closing {
@@ -213,9 +230,9 @@ fn bound_after(parser: &mut TokenParser, vocabulary: &Vocabulary, id: u32) -> Op
 }
 
 /// Searches for a short text that completes the output.
-fn find_witness(parser: &mut TokenParser, vocabulary: &Vocabulary, searches: &[(usize, u32)]) -> Option<Vec<u8>> {
-    searches.iter().find_map(|&(bytes_max, steps)| {
-        let mut search = Search { parser, vocabulary, path: Vec::new(), best: None, steps };
+fn find_witness(parser: &mut TokenParser, vocabulary: &Vocabulary, searches: &[Effort]) -> Option<Vec<u8>> {
+    searches.iter().find_map(|&Effort { bytes_max, steps, alike }| {
+        let mut search = Search { parser, vocabulary, path: Vec::new(), best: None, steps, alike };
         search.descend(bytes_max);
         search.best
     })
@@ -260,10 +277,20 @@ impl Search<'_> {
             bytes
         });
         // Where both may follow, a bracket is text and closes nothing.
-        if bytes.contains(&b'a') && bytes.first() != Some(&b'"') {
-            bytes.sort_by_key(|byte| !byte.is_ascii_alphanumeric());
+        if bytes.contains(&b'a') {
+            bytes.sort_by_key(|byte| if *byte == b'"' { 0 } else { 2 - u8::from(byte.is_ascii_alphanumeric()) });
         }
-        bytes.truncate(WIDTH);
+        let mut seen = [0_usize; 3];
+        bytes.retain(|byte| {
+            let kind = match byte {
+                b'0'..=b'9' => 0,
+                b'a'..=b'z' => 1,
+                b'A'..=b'Z' => 2,
+                _ => return true,
+            };
+            seen[kind] += 1;
+            seen[kind] <= self.alike
+        });
         bytes
     }
 }

@@ -2,9 +2,10 @@
 
 use super::bounds::{check_lark, check_schema};
 use super::closing::Closing;
+use super::effective::{ascii_classes, make_effective};
 use super::growth::schema_growth;
 use super::mask::{GrammarMask, Workers};
-use super::regex_growth::regex_growth;
+use super::regex_growth::{Spelling, regex_growth};
 use super::request::{Constraint, ConstraintKind};
 use super::vocabulary::Vocabulary;
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
@@ -83,7 +84,13 @@ impl Grammars {
     /// For a tokenizer and the ids that end a text.
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32]) -> Arc<Self> {
         let workers = Arc::new(Workers::new());
-        Arc::new(Self { tokenizer, eos: eos.to_vec(), workers, prepared: OnceLock::new(), compiling: Arc::new(Semaphore::new(COMPILE_THREADS_MAX)) })
+        Arc::new(Self {
+            tokenizer,
+            eos: eos.to_vec(),
+            workers,
+            prepared: OnceLock::new(),
+            compiling: Arc::new(Semaphore::new(COMPILE_THREADS_MAX)),
+        })
     }
 
     /// Prepares the vocabulary on a thread of its own, so that the first constrained request need not.
@@ -181,15 +188,18 @@ fn grammar_of(kind: &ConstraintKind) -> Result<(TopLevelGrammar, Limits), String
     match kind {
         ConstraintKind::Schema(schema) => {
             check_schema(schema)?;
-            let growth = schema_growth(schema);
+            let mut schema = schema.clone();
+            make_effective(&mut schema)?;
+            let growth = schema_growth(&schema);
             if growth.shortest.is_none() {
                 return Err("describes no value that could be written: its required parts have no end, or contradict each other".to_owned());
             }
             let limits = Limits { committed: growth.committed, absolute: None };
-            Ok((TopLevelGrammar::from_json_schema(strictly(schema)), limits))
+            Ok((TopLevelGrammar::from_json_schema(strictly(&schema)), limits))
         }
         ConstraintKind::Regex(pattern) => {
-            let growth = regex_growth(pattern)?;
+            let pattern = &ascii_classes(pattern);
+            let growth = regex_growth(pattern, Spelling::Plain)?;
             let limits = Limits { committed: growth.remaining, absolute: Some(growth.remaining.max(growth.shortest)) };
             Ok((TopLevelGrammar::from_regex(pattern), limits))
         }

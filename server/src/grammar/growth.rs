@@ -7,12 +7,10 @@
 //! Both are bounds from above; intersections of regular expressions are summed.
 
 use super::bounds::{children, resolve};
-use super::regex_growth::regex_growth;
+use super::regex_growth::{Spelling, regex_growth};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// Bytes of any format that is enforced.
-const FORMAT_BYTES: u64 = 64;
 /// Bytes of a number without bounds.
 const NUMBER_BYTES: u64 = 12;
 /// A value that no finite text satisfies.
@@ -141,7 +139,8 @@ impl<'a> Analysis<'a> {
         let item = rest.map_or(1, |schema| self.known(schema));
         let fixed = prefix.iter().take(count as usize).fold(0_u64, |sum, cost| sum.saturating_add(cost.saturating_add(1)));
         let further = count.saturating_sub(prefix.len() as u64);
-        let shortest = fixed.saturating_add(if further == 0 { 0 } else { further.saturating_mul(item.saturating_add(1)) }).saturating_add(2);
+        let shortest =
+            fixed.saturating_add(if further == 0 { 0 } else { further.saturating_mul(item.saturating_add(1)) }).saturating_add(2);
         let next = prefix.iter().copied().chain([item]).filter(|cost| *cost != ENDLESS).max().unwrap_or(0);
         (shortest, shortest.saturating_add(next))
     }
@@ -149,7 +148,7 @@ impl<'a> Analysis<'a> {
     fn object_cost(&self, map: &Map<String, Value>) -> (u64, u64) {
         let properties = map.get("properties").and_then(Value::as_object);
         let other = map.get("additionalProperties").map_or(1, |schema| self.known(schema));
-        let member = |name: &str, cost: u64| cost.saturating_add(name.len() as u64 * QUOTED.min(2) + 4);
+        let member = |name: &str, cost: u64| cost.saturating_add(name.len() as u64 * 2 + 4);
         let required = map.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let patterned = self.patterned_cost(map);
         let cost_of = |name: &str| match properties.and_then(|properties| properties.get(name)) {
@@ -158,7 +157,8 @@ impl<'a> Analysis<'a> {
         };
         let needed = required.iter().filter_map(Value::as_str).fold(2_u64, |sum, name| sum.saturating_add(member(name, cost_of(name))));
         let optional: Vec<u64> = properties.into_iter().flatten().map(|(name, schema)| member(name, self.known(schema))).collect();
-        let longest = optional.iter().copied().chain([other.saturating_add(12), patterned]).filter(|cost| *cost != ENDLESS).max().unwrap_or(0);
+        let longest =
+            optional.iter().copied().chain([other.saturating_add(12), patterned]).filter(|cost| *cost != ENDLESS).max().unwrap_or(0);
         let further = map.get("minProperties").and_then(Value::as_u64).unwrap_or(0).saturating_sub(required.len() as u64);
         let shortest = needed.saturating_add(further.saturating_mul(if further == 0 { 0 } else { longest }));
         (shortest, shortest.saturating_add(longest))
@@ -168,7 +168,7 @@ impl<'a> Analysis<'a> {
     fn patterned_cost(&self, map: &Map<String, Value>) -> u64 {
         let patterns = map.get("patternProperties").and_then(Value::as_object).into_iter().flatten();
         let costs = patterns.filter_map(|(pattern, schema)| {
-            let key = regex_growth(pattern).ok()?.remaining.saturating_mul(QUOTED);
+            let key = regex_growth(pattern, Spelling::Json).ok()?.remaining;
             Some(self.known(schema).saturating_add(key).saturating_add(4))
         });
         costs.max().unwrap_or(ENDLESS)
@@ -178,15 +178,11 @@ impl<'a> Analysis<'a> {
 fn string_cost(map: &Map<String, Value>) -> (u64, u64) {
     let length = map.get("minLength").and_then(Value::as_u64).unwrap_or(0);
     let (mut shortest, mut committed) = (2 + length, 2 + length + QUOTED);
-    if let Some(growth) = map.get("pattern").and_then(Value::as_str).and_then(|pattern| regex_growth(pattern).ok()) {
+    if let Some(growth) = map.get("pattern").and_then(Value::as_str).and_then(|pattern| regex_growth(pattern, Spelling::Json).ok()) {
         shortest = shortest.saturating_add(growth.shortest);
         // With bounds on the length the two run side by side: allow for both, twice.
         let bounded = if length > 0 || map.contains_key("maxLength") { 2 } else { 1 };
-        committed = committed.saturating_add(growth.remaining.saturating_mul(QUOTED).saturating_mul(bounded));
-    }
-    if map.contains_key("format") {
-        shortest = shortest.saturating_add(FORMAT_BYTES);
-        committed = committed.saturating_add(FORMAT_BYTES);
+        committed = committed.saturating_add(growth.remaining.saturating_mul(bounded));
     }
     (shortest, committed)
 }

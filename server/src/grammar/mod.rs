@@ -17,6 +17,7 @@
 mod bounds;
 mod closing;
 mod compile;
+mod effective;
 mod growth;
 mod mask;
 mod regex_growth;

@@ -1,6 +1,6 @@
 //! How many bytes a text that began to match a regular expression may still need.
 
-use regex_syntax::hir::{Hir, HirKind};
+use regex_syntax::hir::{Class, Hir, HirKind};
 use regex_syntax::{Parser, ParserBuilder};
 
 /// Longest regular expression, in bytes.
@@ -17,17 +17,27 @@ pub(super) struct RegexGrowth {
     pub(super) remaining: u64,
 }
 
+/// How the matched text is written.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// As it is.
+    Plain,
+    /// Inside a JSON string.
+    Json,
+}
+
 /// Reads a regular expression.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn regex_growth(pattern: &str) -> Result<RegexGrowth, String> {
+pub(super) fn regex_growth(pattern: &str, spelling: Spelling) -> Result<RegexGrowth, String> {
     if pattern.len() > REGEX_BYTES_MAX {
         return Err(format!("is a regular expression of {} bytes, at most {REGEX_BYTES_MAX} are allowed", pattern.len()));
     }
     let parser: Parser = ParserBuilder::new().nest_limit(NEST_MAX).build();
     let hir = { parser }.parse(pattern).map_err(|error| format!("is not a regular expression: {}", one_line(&error.to_string())))?;
-    Ok(RegexGrowth { shortest: shortest(&hir), remaining: remaining(&hir) })
+    let reader = Reader { spelling };
+    Ok(RegexGrowth { shortest: reader.shortest(&hir), remaining: reader.remaining(&hir) })
 }
 
 /// The last line of a message that draws its place first.
@@ -35,39 +45,69 @@ fn one_line(message: &str) -> String {
     message.lines().last().unwrap_or(message).trim_start_matches("error: ").to_owned()
 }
 
-fn shortest(hir: &Hir) -> u64 {
-    match hir.kind() {
-        HirKind::Empty | HirKind::Look(_) => 0,
-        HirKind::Literal(literal) => literal.0.len() as u64,
-        HirKind::Class(_) => hir.properties().minimum_len().unwrap_or(1) as u64,
-        HirKind::Repetition(repetition) => u64::from(repetition.min).saturating_mul(shortest(&repetition.sub)),
-        HirKind::Capture(capture) => shortest(&capture.sub),
-        HirKind::Concat(parts) => parts.iter().map(shortest).fold(0, u64::saturating_add),
-        HirKind::Alternation(parts) => parts.iter().map(shortest).min().unwrap_or(0),
-    }
+struct Reader {
+    spelling: Spelling,
 }
 
-/// The worst over all places inside: each live state of a matcher is at least one such place.
-fn remaining(hir: &Hir) -> u64 {
-    match hir.kind() {
-        HirKind::Empty | HirKind::Look(_) => 0,
-        HirKind::Literal(literal) => literal.0.len() as u64,
-        HirKind::Class(_) => 4,
-        HirKind::Repetition(repetition) => {
-            let further = u64::from(repetition.min.saturating_sub(1)).saturating_mul(shortest(&repetition.sub));
-            remaining(&repetition.sub).saturating_add(further)
+impl Reader {
+    fn literal(&self, bytes: &[u8]) -> u64 {
+        bytes.iter().map(|byte| self.byte(*byte)).fold(0, u64::saturating_add)
+    }
+
+    fn byte(&self, byte: u8) -> u64 {
+        match (self.spelling, byte) {
+            (Spelling::Json, 0..0x20) => 6,
+            (Spelling::Json, b'"' | b'\\') => 2,
+            _ => 1,
         }
-        HirKind::Capture(capture) => remaining(&capture.sub),
-        HirKind::Concat(parts) => {
-            let mut rest = 0_u64;
-            let mut worst = 0_u64;
-            for part in parts.iter().rev() {
-                worst = worst.max(remaining(part).saturating_add(rest));
-                rest = rest.saturating_add(shortest(part));
+    }
+
+    /// The cheapest character of a class.
+    fn class(&self, hir: &Hir) -> u64 {
+        let HirKind::Class(Class::Unicode(class)) = hir.kind() else { return 6 };
+        let plain = class
+            .ranges()
+            .iter()
+            .any(|range| range.end() > ' ' && (range.start()..=range.end()).any(|char| char >= ' ' && !matches!(char, '"' | '\\')));
+        match self.spelling {
+            Spelling::Json if !plain => 6,
+            _ => hir.properties().minimum_len().unwrap_or(1).max(1) as u64,
+        }
+    }
+
+    fn shortest(&self, hir: &Hir) -> u64 {
+        match hir.kind() {
+            HirKind::Empty | HirKind::Look(_) => 0,
+            HirKind::Literal(literal) => self.literal(&literal.0),
+            HirKind::Class(_) => self.class(hir),
+            HirKind::Repetition(repetition) => u64::from(repetition.min).saturating_mul(self.shortest(&repetition.sub)),
+            HirKind::Capture(capture) => self.shortest(&capture.sub),
+            HirKind::Concat(parts) => parts.iter().map(|part| self.shortest(part)).fold(0, u64::saturating_add),
+            HirKind::Alternation(parts) => parts.iter().map(|part| self.shortest(part)).min().unwrap_or(0),
+        }
+    }
+
+    /// The worst over all places inside: each live state of a matcher is at least one such place.
+    fn remaining(&self, hir: &Hir) -> u64 {
+        match hir.kind() {
+            HirKind::Empty | HirKind::Look(_) => 0,
+            HirKind::Literal(literal) => self.literal(&literal.0),
+            HirKind::Class(_) => self.class(hir).max(4),
+            HirKind::Repetition(repetition) => {
+                let further = u64::from(repetition.min.saturating_sub(1)).saturating_mul(self.shortest(&repetition.sub));
+                self.remaining(&repetition.sub).saturating_add(further)
             }
-            worst
+            HirKind::Capture(capture) => self.remaining(&capture.sub),
+            HirKind::Concat(parts) => {
+                let (mut rest, mut worst) = (0_u64, 0_u64);
+                for part in parts.iter().rev() {
+                    worst = worst.max(self.remaining(part).saturating_add(rest));
+                    rest = rest.saturating_add(self.shortest(part));
+                }
+                worst
+            }
+            HirKind::Alternation(parts) => parts.iter().map(|part| self.remaining(part)).max().unwrap_or(0),
         }
-        HirKind::Alternation(parts) => parts.iter().map(remaining).max().unwrap_or(0),
     }
 }
 
@@ -77,12 +117,12 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_match_is_bounded_from_anywhere_inside() {
-        let bounds = |pattern: &str| regex_growth(pattern).map(|growth| (growth.shortest, growth.remaining));
+        let bounds = |pattern: &str| regex_growth(pattern, Spelling::Plain).map(|growth| (growth.shortest, growth.remaining));
         assert_eq!(bounds("abc"), Ok((3, 3)));
         assert_eq!(bounds("(a|b{500})c"), Ok((2, 504)));
         assert_eq!(bounds("(?-u:x)*y"), Ok((1, 2)));
         assert!(bounds("(").expect_err("open").contains("not a regular expression"));
         assert!(bounds(&"(".repeat(60_000)).is_err());
-        assert!(bounds(&format!("{}{}", "(".repeat(100), ")".repeat(100))).is_err());
+        assert!(bounds(&format!("{}{}", "(".repeat(100), ")".repeat(100)), Spelling::Plain).is_err());
     }
 }

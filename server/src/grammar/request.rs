@@ -97,7 +97,12 @@ fn take_structured(map: Map<String, Value>) -> Result<Vec<Constraint>, ApiError>
         match member.as_str() {
             _ if value.is_null() => {}
             "json" | "regex" | "choice" | "grammar" | "json_object" => found.extend(constraint_of(&param, &member, value)?),
-            _ => return Err(ApiError::unsupported(&param, format!("`{param}` is not supported; use json, regex, choice, grammar or json_object"))),
+            _ => {
+                return Err(ApiError::unsupported(
+                    &param,
+                    format!("`{param}` is not supported; use json, regex, choice, grammar or json_object"),
+                ));
+            }
         }
     }
     Ok(found)

@@ -324,7 +324,12 @@ mod tests {
     fn llama_calls_are_whole_answers() {
         let form = CallForm::Llama3 { names: vec!["f".into(), "g".into()], parallel: true };
         check(&form, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "", &[("f", "{\"a\": 1}")]);
-        check(&form, "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"parameters\": {}}", "", &[("f", "{}"), ("g", "{}")]);
+        check(
+            &form,
+            "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"parameters\": {}}",
+            "",
+            &[("f", "{}"), ("g", "{}")],
+        );
         check(&form, "{\"name\": \"h\", \"parameters\": {}}", "{\"name\": \"h\", \"parameters\": {}}", &[]);
         check(&form, "{\"answer\": 42}", "{\"answer\": 42}", &[]);
         check(&form, "Text {\"name\": \"f\"}", "Text {\"name\": \"f\"}", &[]);
@@ -332,7 +337,12 @@ mod tests {
 
     #[test]
     fn forced_calls_are_plain_json() {
-        check(&CallForm::List, "[{\"name\":\"f\",\"arguments\":{\"a\":[1]}} , {\"name\":\"f\",\"arguments\":{}}]", "", &[("f", "{\"a\":[1]}"), ("f", "{}")]);
+        check(
+            &CallForm::List,
+            "[{\"name\":\"f\",\"arguments\":{\"a\":[1]}} , {\"name\":\"f\",\"arguments\":{}}]",
+            "",
+            &[("f", "{\"a\":[1]}"), ("f", "{}")],
+        );
         check(&CallForm::Arguments("f".into()), "{\"a\":1}", "", &[("f", "{\"a\":1}")]);
     }
 

@@ -60,7 +60,10 @@ pub fn take_tools(fields: &mut Fields, dialect: ToolDialect) -> Result<ToolPlan,
     let functions = read_tools(&tools)?;
     let mode = read_choice(choice, &functions)?;
     if dialect == ToolDialect::None && mode != ToolMode::Forbidden {
-        return Err(ApiError::unsupported("tools", "`tools`: this model's template takes no tools; leave them out, or send `tool_choice: \"none\"`"));
+        return Err(ApiError::unsupported(
+            "tools",
+            "`tools`: this model's template takes no tools; leave them out, or send `tool_choice: \"none\"`",
+        ));
     }
     let rendered = (mode != ToolMode::Forbidden).then_some(Value::Array(tools));
     Ok(ToolPlan { functions, rendered, mode, parallel })
@@ -117,7 +120,9 @@ fn read_parameters(path: &str, function: &Map<String, Value>) -> Result<Value, A
         Some(Value::Object(schema)) => {
             let mut schema = schema.clone();
             match schema.get("type") {
-                Some(kind) if kind != "object" => Err(ApiError::invalid("tools", format!("`{path}.function.parameters.type` must be `object`"))),
+                Some(kind) if kind != "object" => {
+                    Err(ApiError::invalid("tools", format!("`{path}.function.parameters.type` must be `object`")))
+                }
                 Some(_) => Ok(Value::Object(schema)),
                 None => {
                     schema.insert("type".to_owned(), "object".into());
@@ -167,14 +172,19 @@ impl ToolPlan {
     /// A list of calls.
     fn calls_schema(&self) -> Value {
         let mut definitions = Map::new();
-        let calls: Vec<Value> = self.functions.iter().enumerate().map(|(index, (name, parameters))| {
-            let key = format!("f{index}");
-            definitions.insert(key.clone(), moved(parameters, &format!("#/$defs/{key}")));
-            json!({
-                "type": "object", "additionalProperties": false, "required": ["name", "arguments"],
-                "properties": {"name": {"const": name}, "arguments": {"$ref": format!("#/$defs/{key}")}},
+        let calls: Vec<Value> = self
+            .functions
+            .iter()
+            .enumerate()
+            .map(|(index, (name, parameters))| {
+                let key = format!("f{index}");
+                definitions.insert(key.clone(), moved(parameters, &format!("#/$defs/{key}")));
+                json!({
+                    "type": "object", "additionalProperties": false, "required": ["name", "arguments"],
+                    "properties": {"name": {"const": name}, "arguments": {"$ref": format!("#/$defs/{key}")}},
+                })
             })
-        }).collect();
+            .collect();
         let most = if self.parallel { CALLS_MAX } else { 1 };
         json!({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}, "$defs": definitions})
     }
@@ -251,7 +261,10 @@ mod tests {
     #[test]
     fn references_follow_parameters_that_move() {
         let schema = json!({"properties": {"a": {"$ref": "#/$defs/x"}, "b": {"enum": [{"$ref": "#"}]}}});
-        assert_eq!(moved(&schema, "#/$defs/f0"), json!({"properties": {"a": {"$ref": "#/$defs/f0/$defs/x"}, "b": {"enum": [{"$ref": "#"}]}}}));
+        assert_eq!(
+            moved(&schema, "#/$defs/f0"),
+            json!({"properties": {"a": {"$ref": "#/$defs/f0/$defs/x"}, "b": {"enum": [{"$ref": "#"}]}}})
+        );
     }
 
     #[test]
