@@ -68,6 +68,8 @@ class Geometry:
         self.columns = t.rows // t.split
         self.pieces = t.tokens * self.columns // 4
         self.piece_turns = -(-self.pieces // self.consumers)
+        # TileLang drops the guard of a loop that runs once or not at all: the second group must have a tile in every block.
+        assert not t.alternate or self.tiles // self.owners >= 2
         assert t.split == 1 or (self.turns == 1 and not p.swiglu and self.columns % 4 == 0)
         assert not p.swiglu or t.rows % (2 * GROUP) == 0
         assert p.k % DEPTH == 0 and self.height % 64 == 0
@@ -500,7 +502,7 @@ TILES = {
         "head": (
             Tile(8, 192, 7, swap=True, blocks=SMS, resident=True), Tile(16, 192, 7, swap=True, blocks=SMS, resident=True),
             Tile(32, 192, 6, swap=True, blocks=SMS, resident=True), Tile(64, 192, 6, swap=True, blocks=SMS, groups=3),
-            Tile(128, 192, 5, blocks=SMS, groups=2, registers=240, alternate=True),
+            Tile(128, 192, 5, blocks=128, groups=2, registers=240, alternate=True),
             Tile(128, 192, 5, token_tiles=2, blocks=SMS, groups=2, registers=240, alternate=True),
         ),
     },
