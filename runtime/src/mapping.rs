@@ -9,7 +9,7 @@
 //! that cannot be fetched is a SIGBUS too, use [`Access::Copy`].
 
 use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -38,11 +38,11 @@ impl Mapping {
     /// # Errors
     /// If it cannot be opened, is no regular file, or cannot be mapped or read.
     pub fn open(path: &Path, access: Access) -> io::Result<Self> {
+        // Asked before opening too: opening a pipe waits for its writer.
+        regular(&std::fs::metadata(path)?)?;
         let file = File::open(path)?;
         let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
+        regular(&metadata)?;
         let length = usize::try_from(metadata.len()).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         match (length, access) {
             (0, _) => Ok(Self { map: None, access }),
@@ -63,6 +63,14 @@ impl Mapping {
             buffer.copy_from_slice(bytes);
             Ok(())
         })
+    }
+
+    /// Page-aligned memory of zeros that `fill` writes: for weights that are computed.
+    ///
+    /// # Errors
+    /// If memory is short, or `fill` fails.
+    pub fn generated(length: usize, fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<Self> {
+        Self::filled(length, fill)
     }
 
     /// Reads a range into memory, so that using it later does not fault. Out-of-range parts are ignored.
@@ -114,6 +122,10 @@ impl Mapping {
         fill(&mut map)?;
         Ok(Self { map: Some(map.make_read_only()?), access: Access::Copy })
     }
+}
+
+fn regular(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")) }
 }
 
 impl AsRef<[u8]> for Mapping {

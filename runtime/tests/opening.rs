@@ -122,3 +122,15 @@ fn a_file_renamed_over_leaves_an_old_mapping_whole() {
     std::fs::rename(&partial, &path).expect("the file is renamed");
     opened.bundle.verify(Mode::Full).expect("the old bytes are still there");
 }
+
+#[test]
+fn a_pipe_is_refused_without_waiting_for_its_writer() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("pipe.oxb");
+    let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
+    assert!(made.success());
+    for access in [Access::Map, Access::Copy] {
+        let error = Mapping::open(&path, access).expect_err("a pipe is no bundle");
+        assert_eq!(error.to_string(), "not a regular file");
+    }
+}
