@@ -86,7 +86,7 @@ pub fn prove(
     inputs: &Hashes,
     progress: &mut dyn Progress,
 ) -> Result<Proof, GoldenError> {
-    let prompts = reference::prompts(&request.profile, checkpoint, inputs)?;
+    let prompts = reference::prompts(request, checkpoint, inputs)?;
     let greedy = run::greedy(path, &prompts, request.target, progress)?;
     let tokenizer = text::tokenizer_vectors(checkpoint, &prompts)?;
     let template = text::template_vectors(checkpoint, &request.profile, &prompts)?;

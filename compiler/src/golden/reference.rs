@@ -2,6 +2,7 @@
 
 use super::GoldenError;
 use crate::checkpoint::Checkpoint;
+use crate::compile::Request;
 use crate::profile::{Profile, builtin};
 use crate::seal::Hashes;
 use oxide_text::{ChatInput, ChatTemplate, TemplateTokens, Tokenizer};
@@ -53,8 +54,11 @@ struct Entry {
     gap_f32: Vec<f32>,
 }
 
-/// The prompts whose work fits the budget, in order.
-pub(super) fn prompts(profile: &Profile, checkpoint: &Checkpoint, inputs: &Hashes) -> Result<Vec<Prompt>, GoldenError> {
+/// The prompts whose work fits the budget, in order, each with as many ids as the context holds. A context
+/// shorter than every prompt gets the beginnings of our own.
+pub(super) fn prompts(request: &Request, checkpoint: &Checkpoint, inputs: &Hashes) -> Result<Vec<Prompt>, GoldenError> {
+    let profile = &request.profile;
+    let context = request.context_max.unwrap_or(profile.context_max) as usize;
     let weights = inputs.get("model.safetensors");
     let in_scope = profile.reference.as_ref().is_none_or(|scope| weights == Some(&scope.weights_sha256));
     let shipped = builtin(&profile.name).filter(|found| found.toml == profile.toml && in_scope).and_then(|found| found.reference);
@@ -62,16 +66,30 @@ pub(super) fn prompts(profile: &Profile, checkpoint: &Checkpoint, inputs: &Hashe
         Some(text) => (referenced(text)?, WORK_MAX),
         None => (own(checkpoint)?, PORTABLE_WORK_MAX),
     };
-    let mut left = work_max / parameters(profile).max(1);
+    let chosen = fitting(all, context, work_max / parameters(profile).max(1));
+    if !chosen.is_empty() {
+        return Ok(chosen);
+    }
+    let mut beginnings = own(checkpoint)?;
+    for prompt in &mut beginnings {
+        prompt.ids.truncate(context.div_ceil(2));
+    }
+    Ok(fitting(beginnings, context, PORTABLE_WORK_MAX / parameters(profile).max(1)))
+}
+
+/// The prompts that leave room for an id in `context` and together take at most `budget` tokens.
+fn fitting(prompts: Vec<Prompt>, context: usize, budget: u64) -> Vec<Prompt> {
+    let mut left = budget;
     let mut chosen = Vec::new();
-    for prompt in all {
-        let tokens = prompt.ids.len() + prompt.count;
-        if tokens as u64 <= left && tokens <= profile.context_max as usize {
-            left -= tokens as u64;
+    for mut prompt in prompts {
+        prompt.count = prompt.count.min(context.saturating_sub(prompt.ids.len()));
+        let tokens = (prompt.ids.len() + prompt.count) as u64;
+        if prompt.count > 0 && tokens <= left {
+            left -= tokens;
             chosen.push(prompt);
         }
     }
-    Ok(chosen)
+    chosen
 }
 
 fn referenced(text: &str) -> Result<Vec<Prompt>, GoldenError> {

@@ -81,6 +81,19 @@ fn limits_are_cut_and_their_origin_is_told() {
     }
 }
 
+#[test]
+fn a_context_shorter_than_the_reference_prompts_is_still_proven() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = folder.path().join("out.oxb");
+    for (context_max, reference) in [(16, false), (64, true), (300, true)] {
+        let report = compile(&Request { context_max: Some(context_max), ..tiny(&output) }).expect("compiles");
+        assert_eq!(report.golden_reference, reference, "context {context_max}");
+        let golden = open(&output).golden().greedy.clone();
+        assert!(golden.iter().any(|vector| !vector.ids.is_empty()), "context {context_max}");
+        assert!(golden.iter().all(|vector| vector.prompt.len() + vector.ids.len() <= context_max as usize));
+    }
+}
+
 /// Element `(row, column)` of a weight in the file, by the layout's definition.
 fn stored(bytes: &[u8], decl: &WeightDecl, row: usize, column: usize) -> bf16 {
     let columns = decl.shape.get(1).map_or(1, |&k| k as usize);
