@@ -14,7 +14,7 @@ use super::assemble::Assembler;
 use super::commit::End;
 use super::events::EventSender;
 use super::group::Group;
-use super::handle::Submission;
+use super::handle::{Message, Submission};
 use super::options::EngineHealth;
 use super::pager::Pager;
 use super::queue::FairQueue;
@@ -72,7 +72,7 @@ pub(super) struct InFlight {
 pub(super) struct Core {
     pub(super) device: Box<dyn Device>,
     pub(super) shared: Arc<Shared>,
-    inbox: mpsc::Receiver<Submission>,
+    inbox: mpsc::Receiver<Message>,
     pub(super) scheduler: Scheduler,
     pub(super) pager: Pager,
     pub(super) queue: FairQueue<Group>,
@@ -111,7 +111,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(device: Box<dyn Device>, shared: Arc<Shared>, inbox: mpsc::Receiver<Submission>, scheduler: Scheduler) -> Self {
+    pub(super) fn new(device: Box<dyn Device>, shared: Arc<Shared>, inbox: mpsc::Receiver<Message>, scheduler: Scheduler) -> Self {
         let (limits, options) = (&shared.limits, &shared.options);
         let (pages, page_tokens) = (device.kv_pages().min(limits.kv_pages), device.plan().kv().page_tokens);
         let now = Instant::now();
@@ -197,15 +197,22 @@ impl Core {
         self.speak();
     }
 
-    /// Takes what was submitted into the queue.
+    /// Takes what was submitted into the queue, and runs errands.
     fn receive(&mut self) {
-        while let Ok(Submission { request, events, cancel, submitted }) = self.inbox.try_recv() {
-            let (key, group) = (request.fair_key, Group::new(request, events, cancel, submitted));
-            if let Some(until) = group.waiting_until() {
-                self.look_again_at(until);
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                Message::Submit(submission) => self.enqueue(*submission),
+                Message::Errand(errand) => errand(self),
             }
-            self.queue.push(key, group);
         }
+    }
+
+    fn enqueue(&mut self, Submission { request, events, cancel, submitted }: Submission) {
+        let (key, group) = (request.fair_key, Group::new(request, events, cancel, submitted));
+        if let Some(until) = group.waiting_until() {
+            self.look_again_at(until);
+        }
+        self.queue.push(key, group);
     }
 
     /// Ends what was cancelled or is late, wherever it is. Cheap when nothing was.

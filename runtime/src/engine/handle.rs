@@ -38,7 +38,7 @@ impl Engine {
 }
 
 /// Body of the engine thread: whatever happens, health says it and every open request hears it.
-fn run(device: Box<dyn Device>, shared: Arc<Shared>, inbox: mpsc::Receiver<Submission>) {
+fn run(device: Box<dyn Device>, shared: Arc<Shared>, inbox: mpsc::Receiver<Message>) {
     shared.thread.get_or_init(std::thread::current);
     let classes = device.plan().entries().iter().map(|entry| entry.class);
     let Some(scheduler) = Scheduler::new(classes, device.plan().bounds(), shared.options.chunk_tokens) else {
@@ -66,6 +66,13 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic")
 }
 
+/// What reaches the engine thread.
+pub(super) enum Message {
+    Submit(Box<Submission>),
+    /// Something to do between two steps.
+    Errand(Box<dyn FnOnce(&mut Core) + Send>),
+}
+
 /// A request on its way to the engine thread.
 pub(super) struct Submission {
     pub(super) request: EngineRequest,
@@ -83,7 +90,7 @@ pub struct EngineHandle {
 struct Inner {
     launches: Option<Arc<LaunchCounters>>,
     shared: Arc<Shared>,
-    submissions: mpsc::Sender<Submission>,
+    submissions: mpsc::Sender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -121,12 +128,25 @@ impl EngineHandle {
         let serial = shared.serial.fetch_add(1, Ordering::Relaxed);
         let (events, stream) = channel(&request, Arc::clone(shared), Arc::clone(&cancel), serial);
         shared.lock_open().entry(request.id.clone()).or_default().push((serial, Arc::clone(&cancel)));
-        if self.inner.submissions.send(Submission { request, events, cancel, submitted: Instant::now() }).is_err() {
+        let submission = Box::new(Submission { request, events, cancel, submitted: Instant::now() });
+        if self.inner.submissions.send(Message::Submit(submission)).is_err() {
             shared.load.leave(prompt, choices);
             return Err(RejectReason::Draining);
         }
         shared.wake();
         Ok(stream)
+    }
+
+    /// Has the engine thread do something between two steps; it is dropped undone if the thread has ended.
+    pub(super) fn errand(&self, errand: impl FnOnce(&mut Core) + Send + 'static) {
+        if self.inner.submissions.send(Message::Errand(Box::new(errand))).is_ok() {
+            self.inner.shared.wake();
+        }
+    }
+
+    /// Whether prefixes are shared at all.
+    pub(super) fn shares_prefixes(&self) -> bool {
+        self.inner.shared.options.prefix_cache
     }
 
     /// Cancels every open request of this id; `false` if there is none. Terminal events still come.

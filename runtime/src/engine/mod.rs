@@ -14,6 +14,7 @@ mod group;
 mod handle;
 mod options;
 mod pager;
+mod prefix;
 mod queue;
 mod request;
 mod scheduler;
@@ -32,3 +33,4 @@ pub use api::{
 pub use events::EventStream;
 pub use handle::{Engine, EngineHandle};
 pub use options::{Backlog, EngineHealth, EngineLimits, EngineOptions};
+pub use prefix::{Miss, PrefixProbe};

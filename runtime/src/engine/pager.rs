@@ -8,6 +8,8 @@
 //!     └──release──────┘  └───────────retain───────────┘
 //! ```
 //!
+//! A pinned page is evicted only when no other page is left: pinning makes nothing unavailable.
+//!
 //! **Invariants.** `free + cached + in_use == total`. A published page is never written again: its
 //! content and its key stay together until it is evicted. A hit compares the tokens and the parent's
 //! key, not the hash alone. The pager knows no clock, no device and no sequence.
@@ -41,7 +43,9 @@ pub(super) struct PageCounts {
 #[derive(Copy, Clone, Debug)]
 struct Page {
     refs: u32,
-    /// Neighbours in the list of cached pages, oldest first.
+    /// How often it is pinned.
+    pins: u32,
+    /// Neighbours in its list of cached pages, oldest first.
     older: u32,
     newer: u32,
     published: Option<Published>,
@@ -53,6 +57,13 @@ struct Published {
     parent: PageKey,
 }
 
+/// Ends of a list of cached pages.
+#[derive(Copy, Clone, Debug)]
+struct List {
+    oldest: u32,
+    newest: u32,
+}
+
 /// Fixed-size pages with reference counts and a prefix index.
 #[derive(Debug)]
 pub(super) struct Pager {
@@ -62,8 +73,8 @@ pub(super) struct Pager {
     tokens: Vec<u32>,
     free: Vec<u32>,
     index: HashMap<PageKey, u32>,
-    oldest: u32,
-    newest: u32,
+    /// Cached pages by the time since when nobody uses them: those not pinned, and those pinned.
+    lists: [List; 2],
     cached: u32,
     in_use: u32,
     evictions: u64,
@@ -71,15 +82,14 @@ pub(super) struct Pager {
 
 impl Pager {
     pub(super) fn new(total: u32, page_tokens: u32) -> Self {
-        let page = Page { refs: 0, older: NO_PAGE, newer: NO_PAGE, published: None };
+        let page = Page { refs: 0, pins: 0, older: NO_PAGE, newer: NO_PAGE, published: None };
         Self {
             page_tokens: page_tokens as usize,
             pages: vec![page; total as usize],
             tokens: vec![0; total as usize * page_tokens as usize],
             free: (0..total).rev().collect(),
             index: HashMap::new(),
-            oldest: NO_PAGE,
-            newest: NO_PAGE,
+            lists: [List { oldest: NO_PAGE, newest: NO_PAGE }; 2],
             cached: 0,
             in_use: 0,
             evictions: 0,
@@ -110,7 +120,7 @@ impl Pager {
         counts
     }
 
-    /// A page with one reference: a free one, or else the cached page unused for longest.
+    /// A page with one reference: a free one, or else the cached page unused for longest, pinned ones last.
     pub(super) fn alloc(&mut self) -> Option<u32> {
         let page = match self.free.pop() {
             Some(page) => page,
@@ -169,14 +179,41 @@ impl Pager {
         self.index.insert(key, page);
     }
 
+    /// Pins a published page or takes one pin away.
+    pub(super) fn pin(&mut self, page: u32, pinned: bool) {
+        let idle = self.is_idle(page) && self.pages[page as usize].published.is_some();
+        if idle {
+            self.unlink(page);
+        }
+        let pins = &mut self.pages[page as usize].pins;
+        *pins = if pinned { *pins + 1 } else { pins.saturating_sub(1) };
+        if idle {
+            self.link(page);
+        }
+    }
+
+    /// Whether a page is pinned.
+    pub(super) fn is_pinned(&self, page: u32) -> bool {
+        self.pages[page as usize].pins > 0
+    }
+
+    /// Most leading tokens that a published page after `parent` has in common with `tokens`; `None` if there is no such page.
+    pub(super) fn nearest(&self, parent: &PageKey, tokens: &[u32]) -> Option<usize> {
+        let common = |page: &u32| self.tokens_of(*page).iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let siblings =
+            self.index.values().filter(|page| self.pages[**page as usize].published.is_some_and(|found| found.parent == *parent));
+        siblings.map(common).max()
+    }
+
     fn tokens_of(&self, page: u32) -> &[u32] {
         let start = page as usize * self.page_tokens;
         &self.tokens[start..start + self.page_tokens]
     }
 
     fn evict(&mut self) -> Option<u32> {
-        let page = (self.oldest != NO_PAGE).then_some(self.oldest)?;
+        let page = self.lists.iter().map(|list| list.oldest).find(|page| *page != NO_PAGE)?;
         self.unlink(page);
+        self.pages[page as usize].pins = 0;
         if let Some(published) = self.pages[page as usize].published.take() {
             self.index.remove(&published.key);
         }
@@ -186,24 +223,26 @@ impl Pager {
 
     /// Appends a page to the cached list as its newest.
     fn link(&mut self, page: u32) {
-        let older = std::mem::replace(&mut self.newest, page);
+        let list = usize::from(self.pages[page as usize].pins > 0);
+        let older = std::mem::replace(&mut self.lists[list].newest, page);
         let entry = &mut self.pages[page as usize];
         (entry.older, entry.newer) = (older, NO_PAGE);
         match older {
-            NO_PAGE => self.oldest = page,
+            NO_PAGE => self.lists[list].oldest = page,
             older => self.pages[older as usize].newer = page,
         }
         self.cached += 1;
     }
 
     fn unlink(&mut self, page: u32) {
-        let Page { older, newer, .. } = self.pages[page as usize];
+        let Page { older, newer, pins, .. } = self.pages[page as usize];
+        let list = &mut self.lists[usize::from(pins > 0)];
         match older {
-            NO_PAGE => self.oldest = newer,
+            NO_PAGE => list.oldest = newer,
             older => self.pages[older as usize].newer = newer,
         }
         match newer {
-            NO_PAGE => self.newest = older,
+            NO_PAGE => list.newest = older,
             newer => self.pages[newer as usize].older = older,
         }
         self.cached -= 1;
@@ -264,6 +303,37 @@ mod tests {
         assert_eq!(pager.lookup(&page_key(&root, &[2]), &root, &[2]), None, "an evicted page is not found");
         assert_eq!(pager.lookup(&page_key(&root, &[1]), &root, &[1]), Some(pages[0]));
         assert_eq!((pager.evictions(), pager.counts()), (1, counts(0, 2, 1)));
+    }
+
+    #[test]
+    fn pinned_pages_are_evicted_last_and_stay_available() {
+        let mut pager = Pager::new(3, 1);
+        let root = root_key(b"");
+        let pages = [1, 2, 3].map(|token| {
+            let page = pager.alloc().unwrap();
+            publish(&mut pager, page, root, &[token]);
+            page
+        });
+        pager.pin(pages[0], true);
+        pages.iter().for_each(|page| pager.release(*page));
+        pager.pin(pages[1], true);
+        assert_eq!(pager.available(), 3);
+        assert_eq!(pager.alloc(), Some(pages[2]), "the only page that is not pinned");
+        pager.pin(pages[1], false);
+        assert_eq!(pager.alloc(), Some(pages[1]));
+        assert_eq!(pager.alloc(), Some(pages[0]), "a pinned page goes when no other is left");
+        assert!(!pager.is_pinned(pages[0]));
+        assert_eq!((pager.alloc(), pager.counts()), (None, counts(0, 0, 3)));
+    }
+
+    #[test]
+    fn the_nearest_page_says_where_tokens_part() {
+        let mut pager = Pager::new(4, 3);
+        let (root, page) = (root_key(b""), pager.alloc().unwrap());
+        publish(&mut pager, page, root, &[1, 2, 3]);
+        assert_eq!(pager.nearest(&root, &[1, 2, 9]), Some(2));
+        assert_eq!(pager.nearest(&root, &[9, 2, 3]), Some(0));
+        assert_eq!(pager.nearest(&root_key(b"other"), &[1, 2, 3]), None);
     }
 
     #[test]

@@ -22,6 +22,21 @@ pub(super) fn check_request(request: &EngineRequest, limits: &EngineLimits) -> R
     Ok(())
 }
 
+impl EngineRequest {
+    /// KV pages that the request needs at most, sharing nothing with others: what admission reserves.
+    pub fn pages_max(&self, page_tokens: u32) -> u32 {
+        worst_pages(self, page_tokens)
+    }
+
+    /// Whether the engine would take the request, all queues aside.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn check(&self, limits: &EngineLimits) -> Result<(), RejectReason> {
+        check_request(self, limits)
+    }
+}
+
 /// Pages that a request needs at most, sharing nothing: its prompt's full pages once, the rest for each choice.
 pub(super) fn worst_pages(request: &EngineRequest, page_tokens: u32) -> u32 {
     let prompt = request.prompt.len() as u64;
