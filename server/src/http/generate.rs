@@ -41,23 +41,23 @@ pub(crate) struct Caller {
 }
 
 /// A request of either endpoint, tokenized.
-struct Work {
-    endpoint: Endpoint,
-    prompts: Vec<Tokens>,
-    max_tokens: Option<u32>,
-    max_tokens_param: &'static str,
-    prompt_param: &'static str,
-    logprobs: Option<u32>,
-    echo: bool,
-    calls: Option<CallForm>,
-    common: Common,
+pub(super) struct Work {
+    pub(super) endpoint: Endpoint,
+    pub(super) prompts: Vec<Tokens>,
+    pub(super) max_tokens: Option<u32>,
+    pub(super) max_tokens_param: &'static str,
+    pub(super) prompt_param: &'static str,
+    pub(super) logprobs: Option<u32>,
+    pub(super) echo: bool,
+    pub(super) calls: Option<CallForm>,
+    pub(super) common: Common,
 }
 
 /// A tokenized prompt.
-struct Tokens {
-    ids: Arc<[u32]>,
+pub(super) struct Tokens {
+    pub(super) ids: Arc<[u32]>,
     /// Leading ids that the text did not ask for.
-    added: usize,
+    pub(super) added: usize,
 }
 
 /// `POST /v1/completions`.
@@ -144,7 +144,7 @@ pub(crate) fn count_unknown(state: &State, count: usize) {
 }
 
 /// Headers that say the same as fields; the shorter time wins.
-fn apply_headers(common: &mut Common, headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn apply_headers(common: &mut Common, headers: &HeaderMap) -> Result<(), ApiError> {
     let shorter = |field: Option<Duration>, header: Option<Duration>| match (field, header) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
@@ -161,7 +161,7 @@ fn header_millis(headers: &HeaderMap, name: &'static str) -> Result<Option<Durat
     fields::integer(name, &number, 1..=DEADLINE_MS_MAX).map(|millis| Some(Duration::from_millis(millis as u64)))
 }
 
-fn completion_work(served: &Served, read: CompletionRequest) -> Result<Work, ApiError> {
+pub(super) fn completion_work(served: &Served, read: CompletionRequest) -> Result<Work, ApiError> {
     let CompletionRequest { prompts, max_tokens, echo, logprobs, add_special_tokens, common, unknown_fields: _ } = read;
     let tokens = prompts.into_iter().map(|prompt| tokenize(served, prompt, add_special_tokens)).collect::<Result<Vec<_>, _>>()?;
     Ok(Work {
@@ -191,9 +191,18 @@ fn tokenize(served: &Served, prompt: Prompt, add_special_tokens: bool) -> Result
     Ok(Tokens { ids: ids.into(), added })
 }
 
-fn chat_work(served: &Served, read: ChatRequest) -> Result<Work, ApiError> {
-    let ChatRequest { messages, tools, max_tokens, max_tokens_param, logprobs, add_generation_prompt, template_kwargs, common, unknown_fields: _ } =
-        read;
+pub(super) fn chat_work(served: &Served, read: ChatRequest) -> Result<Work, ApiError> {
+    let ChatRequest {
+        messages,
+        tools,
+        max_tokens,
+        max_tokens_param,
+        logprobs,
+        add_generation_prompt,
+        template_kwargs,
+        common,
+        unknown_fields: _,
+    } = read;
     let calls = tools.form(served.model.tool_dialect);
     let rendered = served.render(messages, tools.rendered, add_generation_prompt, template_kwargs)?;
     let ids = served.encode_rendered(&rendered)?;
@@ -215,7 +224,7 @@ fn chat_work(served: &Served, read: ChatRequest) -> Result<Work, ApiError> {
 
 impl Tokens {
     /// Keeps the last `count` ids.
-    fn truncate(&mut self, count: usize) {
+    pub(super) fn truncate(&mut self, count: usize) {
         let cut = self.ids.len().saturating_sub(count);
         self.added = self.added.saturating_sub(cut);
         self.ids = self.ids.get(cut..).unwrap_or_default().into();
@@ -266,7 +275,7 @@ async fn answer(state: &Arc<State>, served: &Arc<Served>, caller: Caller, mut wo
 }
 
 /// Compiles a request's constraint, away from the server's own threads.
-async fn compile(served: &Served, constraint: Option<Constraint>) -> Result<Option<Compiled>, ApiError> {
+pub(super) async fn compile(served: &Served, constraint: Option<Constraint>) -> Result<Option<Compiled>, ApiError> {
     let Some(constraint) = constraint else { return Ok(None) };
     let compiled = served.grammars.compile_apart(constraint).await;
     compiled.map(Some).map_err(|error| ApiError::invalid(error.param.clone(), error.to_string()))
@@ -277,7 +286,9 @@ fn check_shortest(compiled: Option<&Compiled>, forced_call: bool, limit: u32, pa
     match compiled.and_then(Compiled::shortest) {
         Some(shortest) if shortest > u64::from(limit) && !forced_call => Err(ApiError::invalid(
             param,
-            format!("the completion may have {limit} tokens, but the shortest output that satisfies its constraint has {shortest}; raise `{param}`"),
+            format!(
+                "the completion may have {limit} tokens, but the shortest output that satisfies its constraint has {shortest}; raise `{param}`"
+            ),
         )),
         _ => Ok(()),
     }
@@ -308,7 +319,11 @@ fn start_runs(
     let template = engine_request(state, caller, id, rules, work);
     let record = |request: &EngineRequest| record(state, served, caller, request);
     let prompts = work.prompts.iter().zip(requests);
-    prompts.map(|(tokens, max_tokens)| start_run(served, rules, work, &with_mask(&template, compiled, max_tokens), tokens, max_tokens, &record)).collect()
+    prompts
+        .map(|(tokens, max_tokens)| {
+            start_run(served, rules, work, &with_mask(&template, compiled, max_tokens), tokens, max_tokens, &record)
+        })
+        .collect()
 }
 
 fn with_mask(template: &EngineRequest, compiled: Option<&Compiled>, max_tokens: u32) -> EngineRequest {
@@ -350,7 +365,7 @@ fn record(state: &State, served: &Served, caller: &Caller, request: &EngineReque
 }
 
 /// The engine request of every prompt but for the prompt and its limit.
-fn engine_request(state: &State, caller: &Caller, id: &str, rules: &ChoiceRules, work: &Work) -> EngineRequest {
+pub(super) fn engine_request(state: &State, caller: &Caller, id: &str, rules: &ChoiceRules, work: &Work) -> EngineRequest {
     let Common { n, sampling, min_tokens, cache_salt, deadline, queue_time_max, .. } = &work.common;
     let mut sampling = sampling.clone();
     sampling.logprobs = work.logprobs;

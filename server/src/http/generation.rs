@@ -289,6 +289,8 @@ impl Generation {
         let usage = self.usage();
         let millis = |time: Duration| time.as_secs_f64() * 1e3;
         let finish: Vec<&str> = self.choices().map(|slot| slot.choice.ended.as_ref().map_or("none", |ended| ended.finish)).collect();
+        let traces: Vec<&ChoiceTrace> = self.choices().filter_map(|slot| slot.trace.as_ref()).collect();
+        let longest = |time: fn(&ChoiceTrace) -> Duration| traces.iter().map(|trace| millis(time(trace))).reduce(f64::max);
         tracing::info!(
             request_id = %self.request_id,
             outcome = ?self.outcome,
@@ -297,6 +299,11 @@ impl Generation {
             cached_tokens = usage.cached,
             completion_tokens = usage.completion,
             first_token_ms = self.first_token.map(|first| millis(first.duration_since(self.accepted))),
+            queue_ms = longest(|trace| trace.queue),
+            prefill_ms = longest(|trace| trace.prefill),
+            decode_ms = longest(|trace| trace.decode),
+            kv_page_seconds = (!traces.is_empty()).then(|| traces.iter().map(|trace| trace.kv_page_seconds).sum::<f64>()),
+            preemptions = (!traces.is_empty()).then(|| traces.iter().map(|trace| trace.preemptions).sum::<u32>()),
             total_ms = millis(self.accepted.elapsed()),
             "generation ended"
         );

@@ -60,7 +60,7 @@ async fn run(state: &State, mut request: Request, next: Next, caller: Caller) ->
 /// Lets a request in: head within bounds, and a key where one is needed.
 fn admit(state: &State, request: &Request, endpoint: &str) -> Result<Owner, ApiError> {
     check_head(state, request)?;
-    let open = matches!(endpoint, "health" | "ready" | "version" | "metrics" | "openapi") || request.method() == Method::OPTIONS;
+    let open = matches!(endpoint, "page" | "health" | "ready" | "version" | "metrics" | "openapi") || request.method() == Method::OPTIONS;
     if open { Ok(Owner(0)) } else { state.keys.check(request.headers()) }
 }
 
@@ -135,6 +135,7 @@ fn log(response: &Response<Body>, request_id: &str, method: &Method, path: &str,
 /// The label of a path in metrics: a closed set, whatever clients ask for.
 fn endpoint(path: &str) -> &'static str {
     match path {
+        "/" => "page",
         "/health" => "health",
         "/ready" => "ready",
         "/version" => "version",
@@ -145,8 +146,11 @@ fn endpoint(path: &str) -> &'static str {
         "/v1/completions" => "completions",
         "/v1/chat/completions" => "chat",
         "/v1/chat/completions/render" => "render",
+        "/v1/explain" => "explain",
+        "/v1/prefixes" => "prefixes",
         "/v1/models" => "models",
         _ if path.starts_with("/v1/models/") => "models",
+        _ if path.starts_with("/v1/prefixes/") => "prefixes",
         _ if path.starts_with("/v1/requests/") => "requests",
         _ => "other",
     }

@@ -3,8 +3,8 @@
 //! Names start with `oxide_` and end with their unit; `docs/serving.md` lists them. Recording is a few
 //! atomic additions; only the counter of answered requests takes a lock, once a request.
 
-use oxide_runtime::device::LaunchCounters;
 use crate::journal::JournalCounts;
+use oxide_runtime::device::LaunchCounters;
 use oxide_runtime::engine::EngineStats;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};

@@ -8,12 +8,15 @@
 
 mod auth;
 mod body;
+mod explain;
 mod generate;
 mod generation;
 mod info;
 mod layer;
 mod metrics;
 mod options;
+mod page;
+mod prefixes;
 mod respond;
 mod router;
 mod served;

@@ -1,7 +1,7 @@
 //! Which path is answered by whom.
 
 use super::state::State;
-use super::{generate, info, layer, tokenize};
+use super::{explain, generate, info, layer, page, prefixes, tokenize};
 use crate::openai::error::ApiError;
 use axum::Router;
 use axum::extract::Request;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 /// The routes, with everything around them.
 pub(crate) fn router(state: Arc<State>) -> Router {
     Router::new()
+        .route("/", get(page::page))
         .route("/health", get(info::health))
         .route("/ready", get(info::ready))
         .route("/version", get(info::version))
@@ -22,6 +23,9 @@ pub(crate) fn router(state: Arc<State>) -> Router {
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/chat/completions/render", post(generate::render))
+        .route("/v1/explain", post(explain::explain))
+        .route("/v1/prefixes", post(prefixes::create).get(prefixes::list))
+        .route("/v1/prefixes/{name}", delete(prefixes::remove))
         .route("/v1/requests/{id}", delete(info::abort))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))

@@ -1,9 +1,9 @@
 //! The model as the HTTP server sees it: text in, text out, and what may be asked of it.
 
 use super::options::ServeOptions;
+use crate::grammar::Grammars;
 use crate::model::{LoadedModel, TextEdge};
 use crate::openai::error::ApiError;
-use crate::grammar::Grammars;
 use crate::openai::rules::{CHOICES_MAX, Rules};
 use oxide_bundle::manifest::{GenerationDefaults, Manifest, ToolDialect};
 use oxide_runtime::engine::{EngineHandle, SamplingParams};
@@ -125,7 +125,7 @@ impl Served {
 }
 
 /// A float as its shortest decimal, not as the nearest double.
-fn rounded(value: f32) -> Value {
+pub(super) fn rounded(value: f32) -> Value {
     value.to_string().parse::<f64>().ok().and_then(serde_json::Number::from_f64).map_or(Value::Null, Value::Number)
 }
 

@@ -3,6 +3,7 @@
 use super::auth::{ApiKeys, Owner};
 use super::metrics::Metrics;
 use super::options::ServeOptions;
+use super::prefixes::Prefixes;
 use super::served::{Served, ServedModel};
 use crate::journal::Journal;
 use crate::openai::error::ApiError;
@@ -31,6 +32,7 @@ pub(crate) struct State {
     pub(crate) keys: ApiKeys,
     pub(crate) metrics: Metrics,
     pub(crate) journal: Option<Journal>,
+    pub(crate) prefixes: Prefixes,
     pub(crate) started_unix: u64,
     /// Bounds the threads that tokenize long texts.
     pub(crate) tokenizing: Semaphore,
@@ -63,6 +65,7 @@ impl State {
             options,
             metrics: Metrics::default(),
             journal,
+            prefixes: Prefixes::default(),
             started_unix: unix_seconds(),
             tokenizing: Semaphore::new(threads),
             model: OnceLock::new(),
@@ -134,6 +137,18 @@ impl State {
                 Err(ApiError::quota(limit, wait))
             }
             _ => Ok(guard),
+        }
+    }
+
+    /// Whether [`State::enter`] would let a request in now.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn has_quota(&self, owner: Owner) -> Result<(), ApiError> {
+        let live = self.owned(owner).map_or(0, |count| count.load(Ordering::Acquire));
+        match self.options.requests_per_key_max {
+            Some(limit) if live >= limit => Err(ApiError::quota(limit, Duration::from_secs(1))),
+            _ => Ok(()),
         }
     }
 
