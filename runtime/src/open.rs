@@ -3,8 +3,8 @@
 //! Owns the order of checks before anything runs. Knows paths; the bundle crate does not.
 
 use crate::mapping::{Access, Mapping};
-use oxide_bundle::container::Bytes;
 use oxide_bundle::container::layout::WEIGHT_CHUNK_BYTES;
+use oxide_bundle::container::{self, Bytes};
 use oxide_bundle::manifest::Target;
 use oxide_bundle::{Bundle, BundleError, Mode, Seal};
 use rayon::prelude::*;
@@ -123,7 +123,7 @@ impl AsRef<[u8]> for Weights {
 pub fn open_bundle(path: &Path, options: OpenOptions) -> Result<OpenedBundle, OpenError> {
     let file = |source| OpenError::File { path: path.to_owned(), source };
     let refused = |source| OpenError::Refused { path: path.to_owned(), source };
-    let mapping = Arc::new(Mapping::open(path, options.access).map_err(file)?);
+    let mapping = Arc::new(whole(Mapping::open(path, options.access).map_err(file)?, path)?);
     let metadata_bytes = METADATA_READ_AHEAD.min((*mapping).as_ref().len());
     mapping.populate(0..metadata_bytes).map_err(file)?;
     let bundle = Bundle::parse(Arc::clone(&mapping) as Bytes).map_err(refused)?;
@@ -142,6 +142,34 @@ pub fn open_bundle(path: &Path, options: OpenOptions) -> Result<OpenedBundle, Op
     }
     let weights = Weights::of(&bundle);
     Ok(OpenedBundle { bundle, weights, mode: options.mode, path: path.to_owned() })
+}
+
+/// The whole bundle: the file, or what a ghost's file stands for.
+fn whole(file: Mapping, path: &Path) -> Result<Mapping, OpenError> {
+    let Some(ghost) = container::ghost(file.as_ref()) else { return Ok(file) };
+    let failed = |source| OpenError::File { path: path.to_owned(), source };
+    let length = usize::try_from(ghost.sealed_bytes).map_err(|error| failed(io::Error::other(error)))?;
+    // The file names a size that it does not have; nothing of that size is touched before it is known to fit.
+    if let Some(available) = memory_available().filter(|available| *available < ghost.sealed_bytes) {
+        let reason = format!("its generated weights need {length} bytes of memory, {available} are available");
+        return Err(failed(io::Error::new(io::ErrorKind::OutOfMemory, reason)));
+    }
+    let mut refused = None;
+    let filled = Mapping::generated(length, |memory| {
+        refused = container::fill_in(file.as_ref(), memory).err();
+        Ok(())
+    });
+    match refused {
+        Some(source) => Err(OpenError::Refused { path: path.to_owned(), source }),
+        None => filled.map_err(failed),
+    }
+}
+
+/// Memory that can be had without swapping, as the kernel estimates it.
+fn memory_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
 /// Read in one go before parsing: superblock, table and the small sections of most bundles.

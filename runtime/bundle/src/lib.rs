@@ -20,6 +20,7 @@ pub mod manifest;
 pub mod msgpack;
 pub mod plan;
 pub mod section;
+pub mod signature;
 pub mod step;
 #[cfg(feature = "unverified-plan")]
 mod unverified;

@@ -39,8 +39,10 @@ pub const TRAILER_MAX: u64 = 64 << 10;
 /// Largest bundle.
 pub const SEALED_MAX: u64 = 1 << 42;
 
+/// Incompatible feature: weights follow from the plan, and the file may end where they begin.
+pub const FEATURE_GENERATED: u64 = 1;
 /// Incompatible feature bits that this build knows.
-pub const FEATURES_KNOWN: u64 = 0;
+pub const FEATURES_KNOWN: u64 = FEATURE_GENERATED;
 /// Most entries (batch classes) of a plan.
 pub const ENTRIES_MAX: u32 = 256;
 /// Most tokens of a KV page.

@@ -15,6 +15,7 @@
 //! **Invariant:** no function here panics on any bytes, allocates by an unchecked count, or recurses
 //! without a bound.
 
+mod generated;
 pub mod layout;
 mod metadata;
 mod reader;
@@ -23,6 +24,7 @@ pub mod table;
 pub mod tree;
 mod writer;
 
+pub use generated::{Ghost, fill_in, ghost, seal_ghost};
 pub use layout::SectionKind;
 pub use reader::{Bundle, Bytes, Mode, Recipe, check_header, read_recipe, verify_stream};
 pub use superblock::Superblock;

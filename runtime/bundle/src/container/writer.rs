@@ -65,6 +65,7 @@ pub struct BundleWriter<F> {
     contents: Contents,
     weights: WeightStream,
     base: u64,
+    features_incompatible: u64,
 }
 
 impl<F: Read + Write + Seek> BundleWriter<F> {
@@ -79,7 +80,12 @@ impl<F: Read + Write + Seek> BundleWriter<F> {
         let encoded = encode_sections(&contents, &weights.roots)?;
         let base = place(&encoded, ledger::weight_bytes(&contents.plan), GOLDEN_RESERVE_BYTES)?.base;
         file.seek(SeekFrom::Start(base))?;
-        Ok(Self { file, contents, weights, base })
+        Ok(Self { file, contents, weights, base, features_incompatible: 0 })
+    }
+
+    /// Says that the weights follow from the plan.
+    pub(crate) fn generated(self) -> Self {
+        Self { features_incompatible: FEATURE_GENERATED, ..self }
     }
 
     /// Appends the next part of a weight; gaps before it are zeros.
@@ -180,7 +186,7 @@ impl<F: Read + Write + Seek> BundleWriter<F> {
         Ok(Superblock {
             minor: MINOR,
             sealed_bytes: self.base + self.weights.position,
-            features_incompatible: 0,
+            features_incompatible: self.features_incompatible,
             features_read_only: 0,
             features_compatible: 0,
             plan_version: plan.version,
