@@ -6,4 +6,5 @@ pub mod http;
 pub mod journal;
 pub mod model;
 pub mod openai;
+pub mod signing;
 pub mod tools;

@@ -3,6 +3,7 @@
 use super::error::CliError;
 use super::replay::ReplayArgs;
 use super::size;
+use super::tools::ToolCommand;
 use crate::model::LoadOptions;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use oxide_bundle::{Mode, Seal};
@@ -13,9 +14,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 unexpected, 2 wrong command line, 3 request refused, 4 device refuses the bundle,
+Exit codes: 0 done, 1 unexpected (diff: the bundles differ), 2 wrong command line, 3 request refused, 4 device refuses the bundle,
 5 engine failed, 6 golden vector not reproduced, 7 server failed, 8 input file unusable, 9 does not fit,
-10 tokenizer or template unusable, 11 replay differs, 18 bundle not found, 19 bundle unreadable, 20-99 bundle refused
+10 tokenizer or template unusable, 11 replay differs, 12 not signed by a trusted key, 18 bundle not found, 19 bundle unreadable, 20-99 bundle refused
 (docs/bundle-format.md), 130 interrupted";
 
 /// Runs a sealed bundle made by oxide-compile.
@@ -91,6 +92,8 @@ pub(super) enum Command {
     Fit(FitArgs),
     /// Draw the tokens of journaled requests again and compare
     Replay(ReplayArgs),
+    #[command(flatten)]
+    Tool(ToolCommand),
 }
 
 /// Options of `serve`; each sets a field of [`crate::http::ServeOptions`] or of the engine.
@@ -168,6 +171,9 @@ pub(super) struct ServeArgs {
     /// Admit by the prompt alone and preempt by recompute when memory runs out
     #[arg(long)]
     pub(super) overcommit: bool,
+    /// Refuse a bundle that is not signed by this public key (PEM); repeatable, one signer is enough
+    #[arg(long, value_name = "FILE")]
+    pub(super) require_key: Vec<PathBuf>,
     /// Run the bundle's golden vectors before becoming ready
     #[arg(long)]
     pub(super) self_test: bool,
@@ -302,6 +308,12 @@ pub(super) struct VerifyArgs {
     /// Also check every tensor's digest and run the golden vectors
     #[arg(long)]
     pub(super) full: bool,
+    /// Also ask for a signature by this public key (PEM); repeatable, one signer is enough
+    #[arg(long, value_name = "FILE")]
+    pub(super) key: Vec<PathBuf>,
+    /// File of signatures [default: the bundle's trailer and BUNDLE.sig]
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(super) signature: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,

@@ -9,6 +9,8 @@ use std::io;
 pub mod exit {
     /// Something unexpected: a bug, or the system failed.
     pub const INTERNAL: u8 = 1;
+    /// `diff`: the bundles differ.
+    pub const DIFFERENT: u8 = 1;
     /// The command line is wrong.
     pub const USAGE: u8 = 2;
     /// The request is refused: an id out of range, a prompt too long, no chat template.
@@ -29,6 +31,8 @@ pub mod exit {
     pub const TEXT: u8 = 10;
     /// A replay draws other tokens than were journaled.
     pub const REPLAY: u8 = 11;
+    /// The bundle has no signature by a trusted key.
+    pub const UNTRUSTED: u8 = 12;
     /// Ended by Ctrl-C.
     pub const INTERRUPTED: u8 = 130;
 }
@@ -71,6 +75,12 @@ pub enum CliError {
     /// Memory asked about is too small.
     #[error("{0}")]
     NoFit(String),
+    /// Nobody who is trusted signed the bundle.
+    #[error("{0}")]
+    Untrusted(String),
+    /// `diff` said how the bundles differ; nothing more to say.
+    #[error("the bundles differ")]
+    Differs,
     /// The reader of our output is gone; nothing to say.
     #[error("output closed")]
     OutputClosed,
@@ -95,6 +105,8 @@ impl CliError {
             Self::Input { .. } => exit::INPUT,
             Self::Usage(_) => exit::USAGE,
             Self::NoFit(_) => exit::NO_FIT,
+            Self::Untrusted(_) => exit::UNTRUSTED,
+            Self::Differs => exit::DIFFERENT,
             Self::OutputClosed => 0,
             Self::Output(_) => exit::INTERNAL,
             Self::Interrupted => exit::INTERRUPTED,
@@ -103,7 +115,7 @@ impl CliError {
 
     /// Whether there is something to tell the user.
     pub fn is_silent(&self) -> bool {
-        matches!(self, Self::OutputClosed | Self::Interrupted)
+        matches!(self, Self::Differs | Self::OutputClosed | Self::Interrupted)
     }
 }
 

@@ -21,6 +21,7 @@ mod replay;
 mod sampling;
 mod serve;
 mod size;
+mod tools;
 mod verify;
 
 pub use args::Args;
@@ -45,5 +46,6 @@ pub fn run(args: &Args, started: Instant) -> Result<(), CliError> {
         Command::Verify(verify_args) => verify::run(verify_args, &load),
         Command::Fit(fit_args) => fit::run(fit_args, &load),
         Command::Replay(replay_args) => replay::run(replay_args, &load),
+        Command::Tool(tool) => tools::run(tool, &load),
     }
 }

@@ -3,6 +3,7 @@
 use super::args::ServeArgs;
 use super::error::CliError;
 use super::golden::run_golden;
+use super::tools;
 use crate::http::{ServeError, ServeOptions, serve};
 use crate::journal::JournalOptions;
 use crate::model::{LoadError, LoadOptions, LoadedModel};
@@ -14,7 +15,9 @@ pub(super) fn run(args: &ServeArgs, load: LoadOptions) -> Result<(), CliError> {
     start_logging(args.log_json);
     let options = serve_options(args)?;
     let self_test = args.self_test;
+    let trusted = tools::public_keys(&args.require_key)?;
     let loader = move || -> anyhow::Result<LoadedModel> {
+        let load = if trusted.is_empty() { load } else { tools::require_signer(load, &trusted)? };
         let model = LoadedModel::load(&load)?;
         if self_test {
             run_golden(&model)?.into_result()?;

@@ -3,13 +3,14 @@
 use super::args::VerifyArgs;
 use super::error::CliError;
 use super::golden::{GoldenReport, run_golden};
-use super::output;
+use super::{output, tools};
 use crate::model::{LoadError, LoadOptions, LoadedModel};
 use oxide_bundle::{Bundle, Mode};
 use oxide_runtime::open::{OpenOptions, open_bundle};
 use serde_json::json;
 
 pub(super) fn run(args: &VerifyArgs, load: &LoadOptions) -> Result<(), CliError> {
+    let trusted = tools::public_keys(&args.key)?;
     let mode = Mode::Full;
     let (bundle, golden) = match args.full {
         true => {
@@ -22,16 +23,21 @@ pub(super) fn run(args: &VerifyArgs, load: &LoadOptions) -> Result<(), CliError>
             (open_bundle(&load.path, options).map_err(LoadError::from)?.bundle, None)
         }
     };
-    report(args, &bundle, golden.as_ref())?;
+    let signer = match trusted.as_slice() {
+        [] => None,
+        trusted => Some(tools::signer(&bundle, &load.path, args.signature.as_deref(), trusted)?.to_string()),
+    };
+    report(args, &bundle, golden.as_ref(), signer.as_deref())?;
     golden.map_or(Ok(()), GoldenReport::into_result)
 }
 
-fn report(args: &VerifyArgs, bundle: &Bundle, golden: Option<&GoldenReport>) -> Result<(), CliError> {
+fn report(args: &VerifyArgs, bundle: &Bundle, golden: Option<&GoldenReport>, signer: Option<&str>) -> Result<(), CliError> {
     let value = json!({
         "seal": bundle.seal().to_string(),
         "sections": bundle.sections().len(),
         "weight_chunks": bundle.weight_chunk_count(),
         "tensors": bundle.tensors().len(),
+        "signed_by": signer,
         "golden": golden.map(GoldenReport::to_json),
         "ok": golden.is_none_or(|golden| golden.failures.is_empty()),
     });
@@ -47,6 +53,7 @@ fn report(args: &VerifyArgs, bundle: &Bundle, golden: Option<&GoldenReport>) -> 
             let note = if golden.unproven { " (sealed with --no-golden: unproven)" } else { "" };
             format!("golden    {} of {} vectors reproduced{note}\n", golden.checked - golden.failures.len(), golden.checked)
         });
-        hashes + golden.as_deref().unwrap_or("golden    not run (use --full)\n")
+        let signed = signer.map(|key| format!("signed    by {key}\n")).unwrap_or_default();
+        hashes + &signed + golden.as_deref().unwrap_or("golden    not run (use --full)\n")
     })
 }

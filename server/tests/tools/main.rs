@@ -1,0 +1,10 @@
+//! The bundle tools as a user meets them: the real program on the shipped model's real bundle.
+
+mod check;
+mod diff;
+mod explain;
+mod ghost;
+mod kernels;
+mod shipping;
+mod sign;
+mod support;
