@@ -80,7 +80,8 @@ fn every_field_that_is_read_is_described() {
     for source in SOURCES.map(|source| source.split("#[cfg(test)]").next().expect("code")) {
         let readers = ["boolean", "string", "integer", "array", "object", "take", "has"].map(|reader| format!("fields.{reader}(\""));
         let direct = readers.iter().flat_map(|reader| quoted(source, reader));
-        let other = quoted(source, "number(fields, \"").chain(quoted(source, "take_millis(fields, \"")).chain(quoted(source, "options.boolean(\""));
+        let other =
+            quoted(source, "number(fields, \"").chain(quoted(source, "take_millis(fields, \"")).chain(quoted(source, "options.boolean(\""));
         let refused = quoted(source, "    (\"").chain(quoted(source, "refuse_unless(fields, \""));
         for name in direct.chain(other).chain(refused) {
             read += 1;
@@ -88,4 +89,26 @@ fn every_field_that_is_read_is_described() {
         }
     }
     assert!(read > 60, "found only {read} fields: the sources changed their form");
+}
+
+/// Every test that `docs/serving.md` names exists.
+#[test]
+fn every_check_of_the_document_has_its_test() {
+    let text = std::fs::read_to_string(oxide_testkit::repo().join("docs/serving.md")).expect("the document is in the repository");
+    let mut named = 0;
+    for (module, test) in text.split('`').filter_map(|quoted| quoted.split_once("::")) {
+        let file = match module {
+            "live" => "live/main.rs".to_owned(),
+            "client" => "openai_client.py".to_owned(),
+            module => format!("http/{module}.rs"),
+        };
+        if module.contains(['.', '/', ' ']) || test == "test" || test == "check" {
+            continue;
+        }
+        let source = std::fs::read_to_string(oxide_testkit::repo().join("server/tests").join(&file))
+            .unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(source.contains(&format!("fn {test}(")) || source.contains(&format!("def {test}(")), "{module}::{test} does not exist");
+        named += 1;
+    }
+    assert!(named > 80, "found only {named} names: the document changed its form");
 }
