@@ -5,7 +5,7 @@
 
 use crate::compile::{CompileError, Request, compile};
 use crate::hub;
-use crate::profile::Profile;
+use crate::profile::{Profile, ProfileError};
 use crate::progress::Progress;
 use oxide_bundle::BundleError;
 use oxide_bundle::container::{Recipe, Section, SectionKind, read_recipe};
@@ -58,6 +58,14 @@ pub enum ReproduceError {
         /// Why.
         source: BundleError,
     },
+    /// The recipe's profile is of another release.
+    #[error("the recipe was written by release {compiler} and is not one of this release: {source}; use release {compiler}")]
+    Profile {
+        /// The release that wrote it.
+        compiler: String,
+        /// What is wrong.
+        source: ProfileError,
+    },
     /// An option of the recipe that this release does not have.
     #[error("the recipe's option `{name}` is `{value}`, which this release does not know: use release {compiler}")]
     Option {
@@ -97,10 +105,12 @@ pub fn reproduce(bundle: &Path, sources: &Sources, progress: &mut dyn Progress) 
 /// If the profile or an option is not of this release.
 pub fn request(recipe: &Recipe, bundle: &Path, sources: &Sources) -> Result<Request, CompileError> {
     let provenance = &recipe.provenance;
+    let parsed = Profile::parse("of the recipe", &provenance.profile_toml);
+    let profile = parsed.map_err(|source| ReproduceError::Profile { compiler: provenance.compiler.clone(), source })?;
     let mut beside = bundle.as_os_str().to_owned();
     beside.push(".reproduced");
     let mut request = Request {
-        profile: Profile::parse("of the recipe", &provenance.profile_toml)?,
+        profile,
         target: recipe.superblock.target.target,
         model: sources.model.clone(),
         output: sources.output.clone().unwrap_or_else(|| beside.into()),

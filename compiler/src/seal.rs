@@ -16,7 +16,7 @@ use oxide_bundle::section::Artifact;
 use oxide_bundle::{BundleError, BundleWriter, Contents, SealReport, ledger};
 use rayon::prelude::*;
 use sha2::{Digest as _, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -82,6 +82,7 @@ impl Draft {
         let plan = unit.plan.clone().ok_or(SealError::Incomplete("plan"))?;
         let manifest = manifest(profile, &plan, limits, settings, checkpoint);
         let (artifacts, driver_min) = artifacts(unit, settings)?;
+        let licences = licences(profile, checkpoint)? + &kernel_terms(&artifacts);
         let contents = Contents {
             manifest: manifest.clone(),
             plan: plan.clone(),
@@ -91,7 +92,7 @@ impl Draft {
             template: checkpoint.text.template_section(profile),
             golden: Golden::default(),
             provenance: provenance(request, inputs),
-            licences: licences(profile, checkpoint)?,
+            licences,
         };
         let partial = Partial::create(&request.output)?;
         let file = partial.file.try_clone().map_err(|source| SealError::File { path: partial.path.clone(), source })?;
@@ -273,6 +274,19 @@ fn licences(profile: &Profile, checkpoint: &Checkpoint) -> Result<String, SealEr
         }
     }
     Ok(text)
+}
+
+/// Terms of the code objects and the toolchains that made them.
+fn kernel_terms(artifacts: &[Artifact]) -> String {
+    let toolchain = |artifact: &Artifact| -> String {
+        let tools = artifact.manifest.toolchain.iter().filter(|(name, _)| !name.ends_with("_sha256"));
+        tools.map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
+    };
+    let toolchains: BTreeSet<String> = artifacts.iter().map(toolchain).collect();
+    match artifacts.len() {
+        0 => String::new(),
+        count => format!("\nKernels ({count} code objects): MIT, compiled by {}.\n", toolchains.into_iter().collect::<Vec<_>>().join("; ")),
+    }
 }
 
 /// SHA-256 of every input file by its name, as hex digits.
