@@ -60,6 +60,7 @@ pub enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The file.
+    #[serde(serialize_with = "crate::paths::lossy")]
     pub output: PathBuf,
     /// Its seal.
     pub seal: String,
@@ -128,12 +129,16 @@ pub enum CompileError {
     /// Making a bundle again.
     #[error(transparent)]
     Reproduce(#[from] ReproduceError),
+    /// Printing the result.
+    #[error("cannot write output: {0}")]
+    Output(std::io::Error),
 }
 
 impl CompileError {
     /// Exit code of the command line; listed in `docs/operations.md`.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Self::Output(_) => 1,
             Self::Profile(ProfileError::Unknown { .. }) => 3,
             Self::Profile(_) => 4,
             Self::Limit { .. } => 5,

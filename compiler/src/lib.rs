@@ -18,6 +18,7 @@ pub mod golden;
 pub mod graph;
 pub mod hub;
 pub mod passes;
+mod paths;
 pub mod profile;
 pub mod progress;
 pub mod reproduce;

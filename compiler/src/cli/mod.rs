@@ -1,6 +1,6 @@
 //! The command line of `oxide-compile`: arguments, environment, output, exit codes. Holds no logic of a compile.
 //!
-//! Exit codes: 0 done · 2 wrong command line · 3 unknown profile · 4 bad profile · 5 limit out of range ·
+//! Exit codes: 0 done · 1 output unwritable · 2 wrong command line · 3 unknown profile · 4 bad profile · 5 limit out of range ·
 //! 10 checkpoint not found · 11 shard missing · 12 file missing · 13 checkpoint does not fit the profile ·
 //! 14 checkpoint unreadable · 20 kernels missing · 21 lowering failed · 22 artifacts unreadable ·
 //! 30 sealing failed · 31 golden vectors failed · 40 not on the hub · 41 access refused · 42 network ·
@@ -18,6 +18,8 @@ use crate::passes::LowerError;
 use crate::profile::{BUILTIN, Profile, builtin};
 use crate::reproduce::{ReproduceError, reproduce};
 use args::{Command, CompileArgs, KernelsArgs, PullArgs, ReproduceArgs};
+use std::fmt::Display;
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
 /// Runs a command and prints its result.
@@ -32,22 +34,34 @@ pub fn run(args: Args) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("oxide-compile: {error}");
+            complain(&error);
             ExitCode::from(error.exit_code())
         }
     }
 }
 
+/// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
+fn print(text: &str) -> Result<(), CompileError> {
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(CompileError::Output(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a message to standard error, if anyone listens.
+fn complain(message: &dyn Display) {
+    let _ = writeln!(std::io::stderr(), "oxide-compile: {message}");
+}
+
 fn profiles(json: bool) -> Result<(), CompileError> {
     let profiles = BUILTIN.iter().map(|found| Profile::parse(found.name, found.toml)).collect::<Result<Vec<_>, _>>()?;
-    print!("{}", report::profiles(&profiles, json));
-    Ok(())
+    print(&report::profiles(&profiles, json))
 }
 
 fn list_kernels(args: &KernelsArgs) -> Result<(), CompileError> {
     let catalogue = args.artifacts.as_deref().map_or_else(crate::catalogue::Catalogue::embedded, crate::catalogue::Catalogue::read)?;
-    print!("{}", report::kernels(&catalogue, args.json));
-    Ok(())
+    print(&report::kernels(&catalogue, args.json))
 }
 
 fn pull_profile(args: &PullArgs) -> Result<(), CompileError> {
@@ -62,15 +76,14 @@ fn pull_profile(args: &PullArgs) -> Result<(), CompileError> {
     let mut bars = progress::Bars::new(args.json);
     let pulled = hub::pull(&profile, &args.cache.cache(), &client, &mut bars)?;
     bars.clear();
-    print!("{}", report::pulled(&pulled, &args.profile, args.json));
-    Ok(())
+    print(&report::pulled(&pulled, &args.profile, args.json))
 }
 
 fn reproduce_bundle(args: &ReproduceArgs) -> Result<(), CompileError> {
     let mut bars = progress::Bars::new(args.json);
     let compared = reproduce(&args.bundle, &args.sources(), &mut bars)?;
     bars.clear();
-    print!("{}", report::reproduced(&compared, args.json));
+    print(&report::reproduced(&compared, args.json))?;
     match compared.first_difference {
         Some(section) => Err(ReproduceError::Differs { section }.into()),
         None => Ok(()),
@@ -80,18 +93,16 @@ fn reproduce_bundle(args: &ReproduceArgs) -> Result<(), CompileError> {
 fn compile_profile(args: &CompileArgs) -> Result<(), CompileError> {
     let request = args.request()?;
     if let Some(stage) = args.dump {
-        print!("{}", compile::dump(&request, stage)?);
-        return Ok(());
+        return print(&compile::dump(&request, stage)?);
     }
     let mut bars = progress::Bars::new(args.json);
     let made = compile::compile(&request, &mut bars);
     if let (Err(CompileError::Lower(LowerError::MissingKernels { .. })), Some(folder)) = (&made, &request.artifacts)
         && !folder.exists()
     {
-        eprintln!("oxide-compile: there is no folder {}; leave --artifacts out to use the kernels built in", folder.display());
+        complain(&format_args!("there is no folder {}; leave --artifacts out to use the kernels built in", folder.display()));
     }
     let made = made?;
     bars.clear();
-    print!("{}", report::compiled(&made, args.json));
-    Ok(())
+    print(&report::compiled(&made, args.json))
 }

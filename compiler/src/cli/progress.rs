@@ -3,7 +3,7 @@
 use crate::hub::PullProgress;
 use crate::progress::{Phase, Progress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 /// Bars on standard error; lines if it is no terminal; nothing with `--json`.
@@ -39,7 +39,8 @@ impl Bars {
 
     fn begin(&mut self, label: &str, done: u64, total: u64, unit: Unit) {
         if self.output == Output::Lines {
-            eprintln!("{label}{}", line_tail(done, total, unit));
+            // A closed standard error costs the line, not the compile.
+            let _ = writeln!(std::io::stderr(), "{label}{}", line_tail(done, total, unit));
         }
         let template = match (total, unit) {
             (0, _) => "{spinner} {msg}",

@@ -32,6 +32,7 @@ pub struct PullReport {
     /// Commit.
     pub commit: String,
     /// The checkpoint's folder, for `--model`.
+    #[serde(serialize_with = "crate::paths::lossy")]
     pub snapshot: PathBuf,
     /// Files by name, with their bytes.
     pub files: Vec<(String, u64)>,

@@ -1,8 +1,10 @@
 //! The command line: output, exit codes, dumps.
 
 use serde_json::Value;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn oxide(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oxide-compile"));
@@ -46,6 +48,18 @@ fn json_reports_are_json_alone() {
 }
 
 #[test]
+fn an_output_whose_name_is_no_text_is_reported_as_nearly_as_json_can() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let name = OsStr::from_bytes(b"b\xff.oxb");
+    let args = ["oxide-tiny", "--target", "cpu", "--no-golden", "--json", "-o"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxide-compile"));
+    let output = command.args(args).arg(name).current_dir(folder.path()).output().expect("runs");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["output"], "b\u{fffd}.oxb");
+    assert!(folder.path().join(name).exists());
+}
+
+#[test]
 fn each_stage_can_be_dumped_without_a_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");
     for (stage, start) in [("graph", "graph \"qwen2.5-1.5b\" {"), ("schedule", "schedule \"qwen2.5-1.5b\" {"), ("plan", "plan v")] {
@@ -53,6 +67,24 @@ fn each_stage_can_be_dumped_without_a_checkpoint() {
         assert!(output.status.success() && stdout(&output).starts_with(start), "{stage}: {}", stderr(&output));
     }
     assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 0);
+}
+
+#[test]
+fn output_that_nobody_reads_is_no_failure_and_output_that_cannot_be_written_is_one() {
+    let commands: [&[&str]; 3] = [&["profiles"], &["kernels", "--json"], &["oxide-tiny", "--target", "cpu", "--dump", "plan"]];
+    for args in commands {
+        let closed_pipe = || std::io::pipe().expect("a pipe").1;
+        let run = |stdout: Stdio, stderr: Stdio| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_oxide-compile"));
+            command.args(args).stdout(stdout).stderr(stderr).output().expect("runs")
+        };
+        let unread = run(closed_pipe().into(), closed_pipe().into());
+        assert_eq!(unread.status.code(), Some(0), "{args:?}");
+        let full = std::fs::File::create("/dev/full").expect("exists");
+        let unwritten = run(full.into(), Stdio::piped());
+        assert_eq!(unwritten.status.code(), Some(1), "{args:?}");
+        assert!(stderr(&unwritten).contains("cannot write output: No space left"), "{}", stderr(&unwritten));
+    }
 }
 
 #[test]
