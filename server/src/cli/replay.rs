@@ -2,15 +2,17 @@
 
 use super::error::CliError;
 use super::output;
+use crate::grammar::{Constraint, Grammars};
 use crate::journal::{Entry, Finish, journal_files};
 use crate::model::{LoadOptions, LoadedModel};
 use clap::Args as ClapArgs;
-use oxide_runtime::engine::{EngineEvent, EventStream, FinishReason};
+use oxide_runtime::engine::{EngineEvent, EngineRequest, EventStream, FinishReason, MaskFactory};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Requests under way together, for each sequence that the bundle runs.
 const AHEAD: usize = 2;
@@ -35,8 +37,8 @@ struct Report {
     entries: u64,
     choices: u64,
     tokens: u64,
-    /// Entries under a constraint, which the journal does not carry.
-    skipped: u64,
+    /// Of the entries, those under a constraint.
+    constrained: u64,
     /// Choices that differ.
     differences: u64,
     first: Option<Difference>,
@@ -97,6 +99,7 @@ fn input(path: &Path, reason: &dyn std::fmt::Display) -> CliError {
 fn replay(model: &LoadedModel, files: &[PathBuf], any_seal: bool) -> Result<Report, CliError> {
     let mut report = Report::default();
     let mut pending = VecDeque::new();
+    let masks = Masks::new(model)?;
     let ahead = AHEAD * model.engine.limits().seqs_max.max(1) as usize;
     for file in files {
         let mut lines = BufReader::new(File::open(file).map_err(|error| input(file, &error))?).lines().enumerate().peekable();
@@ -113,11 +116,7 @@ fn replay(model: &LoadedModel, files: &[PathBuf], any_seal: bool) -> Result<Repo
                 Err(reason) => return Err(CliError::Input { path: place, reason }),
             };
             check_seal(model, &place, &entry, any_seal)?;
-            if entry.constrained {
-                report.skipped += 1;
-                continue;
-            }
-            pending.push_back(Pending::submit(model, place, entry)?);
+            pending.push_back(Pending::submit(model, &masks, place, entry)?);
             if pending.len() >= ahead {
                 report.settle(pending.pop_front())?;
             }
@@ -141,8 +140,12 @@ fn check_seal(model: &LoadedModel, place: &str, entry: &Entry, any_seal: bool) -
 }
 
 impl Pending {
-    fn submit(model: &LoadedModel, place: String, entry: Entry) -> Result<Self, CliError> {
-        let stream = model.engine.submit(entry.request()).map_err(|reason| CliError::Request(format!("{place}: {reason}")))?;
+    fn submit(model: &LoadedModel, masks: &Masks, place: String, entry: Entry) -> Result<Self, CliError> {
+        let refused = |reason: &dyn std::fmt::Display| CliError::Request(format!("{place}: {reason}"));
+        let mask = entry.constraint.as_ref().map(|constraint| masks.of(constraint, entry.max_tokens)).transpose();
+        let mask = mask.map_err(|reason| refused(&reason))?;
+        let request = EngineRequest { mask, ..entry.request() };
+        let stream = model.engine.submit(request).map_err(|reason| refused(&reason))?;
         Ok(Self { drawn: vec![Drawn::default(); entry.choices.len()], place, entry, stream })
     }
 
@@ -185,6 +188,24 @@ impl Pending {
     }
 }
 
+/// Makes the masks of journaled constraints.
+struct Masks {
+    grammars: Arc<Grammars>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Masks {
+    fn new(model: &LoadedModel) -> Result<Self, CliError> {
+        let grammars = Grammars::new(Arc::clone(&model.text.tokenizer), model.eos());
+        Ok(Self { grammars, runtime: tokio::runtime::Builder::new_current_thread().enable_time().build()? })
+    }
+
+    fn of(&self, constraint: &Constraint, max_tokens: u32) -> Result<MaskFactory, String> {
+        let compiled = self.runtime.block_on(self.grammars.compile_apart(constraint.clone()));
+        compiled.map(|compiled| compiled.masks(max_tokens)).map_err(|error| error.to_string())
+    }
+}
+
 /// Where and how two outputs differ, if they do.
 fn compare(ids: &[u32], finish: Finish, drawn: &Drawn) -> Option<(usize, String, String)> {
     let agree = ids.iter().zip(&drawn.ids).take_while(|(a, b)| a == b).count();
@@ -220,6 +241,7 @@ impl Report {
         let Some(mut pending) = pending else { return Ok(()) };
         pending.draw()?;
         self.entries += 1;
+        self.constrained += u64::from(pending.entry.constraint.is_some());
         self.choices += pending.entry.choices.len() as u64;
         self.tokens += pending.entry.choices.iter().map(|choice| choice.ids.len() as u64).sum::<u64>();
         for difference in pending.differences() {
@@ -231,7 +253,7 @@ impl Report {
 
     fn to_json(&self) -> Value {
         json!({
-            "entries": self.entries, "choices": self.choices, "tokens": self.tokens, "skipped_constrained": self.skipped,
+            "entries": self.entries, "choices": self.choices, "tokens": self.tokens, "constrained": self.constrained,
             "differences": self.differences, "first_difference": self.first.as_ref().map(Difference::to_json), "warnings": self.warnings,
         })
     }
@@ -239,9 +261,6 @@ impl Report {
     fn text(&self) -> String {
         let mut text = self.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect::<String>();
         text.push_str(&format!("replayed   {} entries, {} choices, {} tokens\n", self.entries, self.choices, self.tokens));
-        if self.skipped > 0 {
-            text.push_str(&format!("left out   {} entries under a constraint, which the journal does not carry\n", self.skipped));
-        }
         text.push_str(&match &self.first {
             None => "result     every token is the same\n".to_owned(),
             Some(first) => format!("result     {} choices differ; first {}\n", self.differences, first.text()),

@@ -2,6 +2,7 @@
 
 use crate::openai::error::ApiError;
 use crate::openai::fields::{self, Fields};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// Most entries of a choice.
@@ -10,7 +11,7 @@ const CHOICES_MAX: usize = 4096;
 const CHOICE_BYTES_MAX: usize = 65_536;
 
 /// What the output must be, and which field says so.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Constraint {
     /// The field, for messages.
     pub param: String,
@@ -19,7 +20,8 @@ pub struct Constraint {
 }
 
 /// Kinds of constraints.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ConstraintKind {
     /// JSON that a schema accepts.
     Schema(Value),

@@ -38,7 +38,7 @@ impl ApiKeys {
             return Err(ApiError::unauthorized("no API key was sent; send it as `Authorization: Bearer KEY`"));
         };
         let sent = digest(sent);
-        let place = self.0.iter().enumerate().fold(0_usize, |found, (index, key)| found | (index + 1) * usize::from(equal(key, &sent)));
+        let place = self.0.iter().enumerate().fold(0_usize, |found, (index, key)| found | ((index + 1) * usize::from(equal(key, &sent))));
         if place == 0 {
             Err(ApiError::unauthorized("the API key is not accepted by this server"))
         } else {

@@ -6,12 +6,12 @@
 
 use super::auth::Owner;
 use super::body::read_fields;
+use super::explain_constraint::explain_constraint;
 use super::generate::{self, Caller, Tokens, Work, apply_headers, body_size, count_unknown};
 use super::respond::json;
 use super::served::{Served, rounded};
 use super::state::State;
 use super::tokenize::off_thread;
-use crate::grammar::{Compiled, Constraint, ConstraintKind};
 use crate::openai::chat_request::read_chat;
 use crate::openai::choice::ChoiceRules;
 use crate::openai::common::check_min_tokens;
@@ -23,8 +23,8 @@ use axum::extract::{Extension, Request, State as Shared};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use oxide_runtime::engine::{EngineRequest, Miss, PrefixProbe, SamplingParams};
-use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Fields whose origin is told.
@@ -41,10 +41,6 @@ const TOLD: [&str; 11] = [
     "max_tokens",
     "max_completion_tokens",
 ];
-/// Members of a schema that constrain nothing.
-const ANNOTATIONS: [&str; 10] =
-    ["title", "description", "default", "examples", "$comment", "$schema", "$id", "deprecated", "readOnly", "writeOnly"];
-
 /// Which told fields the request names.
 struct Named(BTreeMap<&'static str, bool>);
 
@@ -187,7 +183,7 @@ fn admission(state: &State, served: &Served, owner: Owner, request: &EngineReque
     } else {
         None
     };
-    let wait = reason.is_some().then(|| backlog.drain.as_secs_f64() * 1e3);
+    let wait = reason.is_some().then_some(backlog.drain.as_secs_f64() * 1e3);
     json!({
         "verdict": if reason.is_some() { "waits" } else { "at once" }, "reason": reason, "expected_wait_ms": wait,
         "kv_pages_needed": need, "kv_pages_available": probe.pages_available, "running": stats.running, "waiting": stats.waiting,
@@ -285,58 +281,4 @@ fn stops(rules: &ChoiceRules) -> Value {
         .map(|id| json!({"id": id, "text": token_text(tokenizer, *id), "from": if own(id) { "model" } else { "request" }}))
         .collect();
     json!({"ids": ids, "strings": rules.stop.strings, "ignore_eos": rules.stop.ignore_eos, "kept_in_text": rules.stop.include_in_output})
-}
-
-async fn explain_constraint(served: &Served, constraint: Option<Constraint>) -> Result<Value, ApiError> {
-    let Some(constraint) = constraint else { return Ok(Value::Null) };
-    let (kind, keywords) = match &constraint.kind {
-        ConstraintKind::Schema(schema) => ("json_schema", keywords(schema)),
-        ConstraintKind::Regex(_) => ("regex", BTreeSet::new()),
-        ConstraintKind::Choice(_) => ("choice", BTreeSet::new()),
-        ConstraintKind::Lark(_) => ("grammar", BTreeSet::new()),
-    };
-    let field = constraint.param.clone();
-    let shortest = generate::compile(served, Some(constraint)).await?.as_ref().and_then(Compiled::shortest);
-    Ok(json!({"field": field, "kind": kind, "enforced_keywords": keywords, "shortest_tokens": shortest}))
-}
-
-/// Keywords of a schema that constrain; all of them are enforced, for one that is not is refused.
-fn keywords(schema: &Value) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    let mut open = vec![schema];
-    while let Some(schema) = open.pop() {
-        match schema {
-            Value::Object(members) => collect(members, &mut found, &mut open),
-            Value::Array(items) => open.extend(items),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-        }
-    }
-    found
-}
-
-fn collect<'a>(members: &'a Map<String, Value>, found: &mut BTreeSet<String>, open: &mut Vec<&'a Value>) {
-    for (name, value) in members.iter().filter(|(name, _)| !ANNOTATIONS.contains(&name.as_str())) {
-        found.insert(name.clone());
-        match (name.as_str(), value) {
-            // Their members are names of the user's.
-            ("properties" | "$defs" | "definitions" | "patternProperties", Value::Object(named)) => open.extend(named.values()),
-            ("enum" | "const" | "required", _) => {}
-            _ => open.push(value),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keywords_are_those_of_the_schema_and_not_names_of_properties() {
-        let schema = json!({
-            "type": "object", "title": "t", "properties": {"pattern": {"type": "string", "maxLength": 3}, "b": {"anyOf": [{"const": {"minimum": 1}}]}},
-            "required": ["b"], "$defs": {"x": {"enum": [1]}},
-        });
-        let found: Vec<String> = keywords(&schema).into_iter().collect();
-        assert_eq!(found, ["$defs", "anyOf", "const", "enum", "maxLength", "properties", "required", "type"]);
-    }
 }

@@ -234,7 +234,7 @@ impl Tokens {
 /// Submits the work and answers it, streamed or whole.
 async fn answer(state: &Arc<State>, served: &Arc<Served>, caller: Caller, mut work: Work) -> Result<Response, ApiError> {
     let live = state.enter(caller.owner)?;
-    let compiled = compile(served, work.common.constraint.take()).await?;
+    let compiled = compile(served, work.common.constraint.clone()).await?;
     let prefix = match work.endpoint {
         Endpoint::Chat => "chatcmpl-",
         Endpoint::Completion => "cmpl-",
@@ -317,7 +317,8 @@ fn start_runs(
         requests.push(limit);
     }
     let template = engine_request(state, caller, id, rules, work);
-    let record = |request: &EngineRequest| record(state, served, caller, request);
+    let constraint = work.common.constraint.as_ref();
+    let record = |request: &EngineRequest| record(state, served, caller, request, constraint);
     let prompts = work.prompts.iter().zip(requests);
     prompts
         .map(|(tokens, max_tokens)| {
@@ -359,9 +360,9 @@ fn start_run(
 }
 
 /// Starts the journal's entry, if there is a journal.
-fn record(state: &State, served: &Served, caller: &Caller, request: &EngineRequest) -> Option<Recording> {
+fn record(state: &State, served: &Served, caller: &Caller, request: &EngineRequest, constraint: Option<&Constraint>) -> Option<Recording> {
     let seal = served.model.seal.as_deref().unwrap_or_default();
-    state.journal.as_ref().map(|journal| journal.record(request, seal, &caller.request_id))
+    state.journal.as_ref().map(|journal| journal.record(request, constraint, seal, &caller.request_id))
 }
 
 /// The engine request of every prompt but for the prompt and its limit.

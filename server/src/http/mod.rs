@@ -9,6 +9,7 @@
 mod auth;
 mod body;
 mod explain;
+mod explain_constraint;
 mod generate;
 mod generation;
 mod info;

@@ -1,5 +1,6 @@
 //! One line of the journal: everything that decides the tokens of a request, and the tokens.
 
+use crate::grammar::Constraint;
 use oxide_runtime::engine::{EngineRequest, SamplingParams};
 use serde::{Deserialize, Serialize};
 
@@ -33,8 +34,8 @@ pub struct Entry {
     pub sampling: SamplingEntry,
     /// Alternatives reported for each prompt token.
     pub prompt_logprobs: Option<u32>,
-    /// Whether a constraint (a grammar, a schema, a tool call) masked the tokens.
-    pub constrained: bool,
+    /// What constrained the tokens: a grammar, a schema, a forced tool call.
+    pub constraint: Option<Constraint>,
     /// What was drawn.
     pub choices: Vec<ChoiceEntry>,
 }
@@ -100,7 +101,7 @@ impl Finish {
 
 impl Entry {
     /// An entry of a request about to be submitted; nothing is drawn yet.
-    pub fn new(request: &EngineRequest, seal: &str, request_id: &str, unix_ms: u64) -> Self {
+    pub fn new(request: &EngineRequest, constraint: Option<&Constraint>, seal: &str, request_id: &str, unix_ms: u64) -> Self {
         let choice = ChoiceEntry { ids: Vec::new(), finish: Finish::Cut };
         Self {
             v: VERSION,
@@ -115,7 +116,7 @@ impl Entry {
             stop_ids: request.stop_ids.clone(),
             sampling: SamplingEntry::from(&request.sampling),
             prompt_logprobs: request.prompt_logprobs,
-            constrained: request.mask.is_some(),
+            constraint: constraint.cloned(),
             choices: vec![choice; request.n as usize],
         }
     }
@@ -133,7 +134,7 @@ impl Entry {
         }
     }
 
-    /// The request that draws the same tokens. A constraint is not part of it.
+    /// The request that draws the same tokens; the mask of the constraint is the caller's to add.
     pub fn request(&self) -> EngineRequest {
         EngineRequest {
             id: self.id.clone(),
@@ -208,7 +209,7 @@ mod tests {
             deadline: None,
             queue_time_max: None,
         };
-        Entry::new(&request, "seal", "req", 5)
+        Entry::new(&request, None, "seal", "req", 5)
     }
 
     proptest! {

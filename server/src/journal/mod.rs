@@ -1,7 +1,7 @@
 //! The request journal: what was asked of the engine and what it drew, one JSON object a line.
 //!
 //! Owns the format ([`Entry`]), and writing it beside the requests ([`Journal`]). Knows token ids and
-//! engine parameters, no text and no HTTP. `oxide-run BUNDLE replay` reads it back.
+//! engine parameters and constraints, no text and no HTTP. `oxide-run BUNDLE replay` reads it back.
 //!
 //! ```text
 //! generation ─▶ Recording ──drop──▶ bounded channel ─▶ writer thread ─▶ journal-TIME-NUMBER.jsonl

@@ -1,6 +1,7 @@
 //! Writes entries on a thread of its own; requests hand them over and go on.
 
 use super::entry::{Entry, Finish};
+use crate::grammar::Constraint;
 use oxide_runtime::engine::EngineRequest;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -81,9 +82,9 @@ impl Journal {
     }
 
     /// Starts the entry of a request about to be submitted.
-    pub fn record(&self, request: &EngineRequest, seal: &str, request_id: &str) -> Recording {
+    pub fn record(&self, request: &EngineRequest, constraint: Option<&Constraint>, seal: &str, request_id: &str) -> Recording {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-        Recording { journal: self.clone(), entry: Some(Box::new(Entry::new(request, seal, request_id, now))) }
+        Recording { journal: self.clone(), entry: Some(Box::new(Entry::new(request, constraint, seal, request_id, now))) }
     }
 
     /// What became of the entries so far.
@@ -166,10 +167,10 @@ fn write_all(inbox: &Receiver<Message>, mut file: RotatingFile, counters: &Count
             Err(RecvTimeoutError::Timeout) => file.flush().and_then(|()| wait_for_one(inbox, &mut file, counters)),
             Err(RecvTimeoutError::Disconnected) => return drop(file.flush()),
         };
-        if let Err(error) = result {
-            if !std::mem::replace(&mut reported, true) {
-                tracing::error!(%error, folder = %file.options.folder.display(), "the journal cannot be written; entries are lost");
-            }
+        if let Err(error) = result
+            && !std::mem::replace(&mut reported, true)
+        {
+            tracing::error!(%error, folder = %file.options.folder.display(), "the journal cannot be written; entries are lost");
         }
     }
 }
@@ -292,7 +293,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let journal = open(folder.path(), 2000, 3);
         for index in 0..40 {
-            let mut recording = journal.record(&request(100), "seal", "req");
+            let mut recording = journal.record(&request(100), None, "seal", "req");
             recording.token(0, index);
             recording.finish(0, Finish::Length);
         }
@@ -311,9 +312,9 @@ mod tests {
     fn more_than_the_queue_holds_is_counted_and_dropped() {
         let folder = tempfile::tempdir().expect("a folder");
         let journal = open(folder.path(), 1 << 30, 3);
-        drop(journal.record(&request(QUEUE_IDS + 1), "seal", "req"));
-        journal.record(&request(1), "seal", "req").discard();
-        drop(journal.record(&request(1), "seal", "req"));
+        drop(journal.record(&request(QUEUE_IDS + 1), None, "seal", "req"));
+        journal.record(&request(1), None, "seal", "req").discard();
+        drop(journal.record(&request(1), None, "seal", "req"));
         journal.flush();
         assert_eq!(journal.counts(), JournalCounts { written: 1, dropped: 1, failed: 0 });
     }

@@ -1,9 +1,11 @@
 //! `/v1/explain` says before what the answer, its usage and its trace say after; named prefixes stay cached.
 
 use crate::client::{Connection, Events};
-use crate::{get, metric, post, send, start};
-use oxide_testkit::ServerProcess;
+use crate::{PATIENCE, PROGRAM, get, metric, post, send, start};
+use oxide_testkit::{ServerProcess, tiny_bundle};
 use serde_json::{Value, json};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn explain(server: &ServerProcess, body: &Value) -> Value {
     post(server.address(), "/v1/explain", body).ok()
@@ -208,4 +210,38 @@ fn the_page_is_whole_and_needs_no_key_and_no_other_host() {
         assert!(!text.contains(outside), "{outside}");
     }
     assert_eq!(get(server.address(), "/v1/models").status, 401);
+}
+
+#[test]
+fn the_log_line_of_a_generation_carries_the_trace() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (log, port) = (folder.path().join("log"), folder.path().join("port"));
+    let stderr = std::fs::File::create(&log).expect("writable");
+    let mut server = Command::new(PROGRAM)
+        .arg(tiny_bundle())
+        .args(["serve", "--port", "0", "--log-json", "--port-file"])
+        .arg(&port)
+        .stderr(stderr)
+        .spawn()
+        .expect("the server starts");
+    let begun = Instant::now();
+    let address = loop {
+        match std::fs::read_to_string(&port) {
+            Ok(text) => break format!("127.0.0.1:{}", text.trim()).parse().expect("an address"),
+            Err(_) => assert!(begun.elapsed() < PATIENCE, "the server does not become ready"),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    send(address, "/v1/completions", &[("x-request-id", "mine")], &json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true}))
+        .reply()
+        .ok();
+    let status = Command::new("kill").args(["-TERM", &server.id().to_string()]).status();
+    assert!(status.expect("kill runs").success() && server.wait().expect("it ends").success());
+    let text = std::fs::read_to_string(&log).expect("readable");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON lines"));
+    let line = lines.map(|line| line["fields"].clone()).find(|fields| fields["message"] == "generation ended").expect("the line is there");
+    assert_eq!((&line["request_id"], &line["completion_tokens"], &line["preemptions"]), (&json!("mine"), &json!(3), &json!(0)));
+    for name in ["queue_ms", "prefill_ms", "decode_ms", "kv_page_seconds", "first_token_ms", "total_ms"] {
+        assert!(line[name].as_f64().is_some_and(|value| value >= 0.0), "{name}: {line}");
+    }
 }

@@ -35,13 +35,16 @@ fn replay(path: &Path, more: &[&str]) -> Output {
 /// Requests of every kind: sampled with and without a seed, greedy, several choices, penalties, stops, several prompts.
 fn body(index: usize) -> Value {
     let mut body = json!({"prompt": format!("Once upon a time there were {} friends", index % 7), "max_tokens": 4 + index % 13});
-    let extra = match index % 6 {
+    let extra = match index % 7 {
         0 => json!({"temperature": 1.0}),
         1 => json!({"temperature": 0.8, "top_p": 0.9, "seed": index, "n": 3}),
         2 => json!({"temperature": 1.3, "top_k": 40, "frequency_penalty": 0.7, "presence_penalty": 0.2, "stop": ["e", "a"]}),
         3 => json!({"temperature": 0, "ignore_eos": true, "repetition_penalty": 1.2}),
         4 => json!({"temperature": 1.0, "min_p": 0.02, "logit_bias": {"11": 3.3, "17": -5.5}, "prompt": ["The sun", "The moon"]}),
-        _ => json!({"temperature": 1.1, "stream": true, "logprobs": 2}),
+        5 => json!({"temperature": 1.1, "stream": true, "logprobs": 2}),
+        _ => {
+            json!({"temperature": 1.0, "guided_json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, "max_tokens": 40})
+        }
     };
     body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
     body
@@ -75,14 +78,15 @@ fn a_thousand_journaled_requests_of_a_loaded_server_replay_exactly() {
     assert_eq!(metric(server.address(), "oxide_journal_failed_total"), 0.0);
     server.signal("TERM");
     assert!(server.wait().success());
-    let expected: usize = (0..REQUESTS).map(|index| if index % 6 == 4 { 2 } else { 1 }).sum();
+    let expected: usize = (0..REQUESTS).map(|index| if index % 7 == 4 { 2 } else { 1 }).sum();
     assert_eq!(journaled(folder.path()).len(), expected, "one entry for each prompt, the last ones included");
     assert!(files(folder.path()).len() > 1, "files rotate");
 
     let output = replay(folder.path(), &["--json"]);
     assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!((&report["entries"], &report["differences"], &report["skipped_constrained"]), (&json!(expected), &json!(0), &json!(0)));
+    let constrained = (0..REQUESTS).filter(|index| index % 7 == 6).count();
+    assert_eq!((&report["entries"], &report["differences"], &report["constrained"]), (&json!(expected), &json!(0), &json!(constrained)));
     assert!(report["choices"].as_u64() > Some(expected as u64) && report["tokens"].as_u64() > Some(4 * REQUESTS as u64));
 }
 
