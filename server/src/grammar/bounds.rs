@@ -169,6 +169,7 @@ fn check_keywords(root: &Value, schema: &Value, map: &Map<String, Value>) -> Res
     ] {
         check_count(keyword, map.get(keyword), max)?;
     }
+    check_members(map)?;
     let patterns = map.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let pattern = map.get("pattern").map(|pattern| pattern.as_str().ok_or("has a `pattern` that is not a string")).transpose()?;
     if let Some(text) = pattern {
@@ -194,6 +195,17 @@ fn check_reference(root: &Value, map: &Map<String, Value>) -> Result<(), String>
         Some(_) => Err(format!("has the `$ref` `{}`, which refers to something that is no schema", cut(reference))),
         None => Err(format!("has the `$ref` `{}`, which refers to nothing", cut(reference))),
     }
+}
+
+/// A grammar cannot keep free names apart, so it cannot count members that may have the same name.
+fn check_members(map: &Map<String, Value>) -> Result<(), String> {
+    let least = map.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
+    let required = map.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+    let free = map.get("additionalProperties") != Some(&Value::Bool(false)) || map.contains_key("patternProperties");
+    if free && least > required.max(1) {
+        return Err(format!("has `minProperties` {least} with members of free names, where at most {} is supported", required.max(1)));
+    }
+    Ok(())
 }
 
 fn check_count(keyword: &str, value: Option<&Value>, max: u64) -> Result<(), String> {
@@ -316,6 +328,7 @@ mod tests {
             (json!({"patternProperties": {"[": {}}}), "patternProperties"),
             (json!({"maxItems": u64::MAX}), "maxItems"),
             (json!({"minLength": -1}), "minLength"),
+            (json!({"minProperties": 2}), "minProperties"),
             (json!({"x-guidance": {"lenient": true}}), "x-guidance"),
         ] {
             let error = check_schema(&schema).expect_err(word);

@@ -22,7 +22,8 @@ use llguidance::TokenParser;
 use llguidance::toktrie::Recognizer;
 
 /// Searches for a witness, the cheap ones first.
-const SEARCHES: [Effort; 6] = [
+const SEARCHES: [Effort; 7] = [
+    Effort { bytes_max: 64, steps: 300, alike: 1 },
     Effort { bytes_max: 32, steps: 400, alike: 3 },
     Effort { bytes_max: 128, steps: 800, alike: 3 },
     Effort { bytes_max: 32, steps: 3_000, alike: usize::MAX },
@@ -62,6 +63,19 @@ pub(super) struct Closing {
     witness: Option<Vec<u8>>,
     /// Whether the witness completes the output from here.
     current: bool,
+}
+
+/// Characters that close nothing where they are text.
+const BRACKETS: &[u8] = b"}]{[,:";
+
+/// Digits, lower-case letters, upper-case letters, the rest.
+fn kind(byte: u8) -> usize {
+    match byte {
+        b'0'..=b'9' => 0,
+        b'a'..=b'z' => 1,
+        b'A'..=b'Z' => 2,
+        _ => 3,
+    }
 }
 
 /// Reads and moves a parser by bytes.
@@ -150,7 +164,7 @@ impl Closing {
         }
         let old = self.witness.take().filter(|witness| closes(parser, vocabulary, &[], witness).is_some());
         // Of both, the shorter one: an old witness may hold more than what is needed now.
-        let new = find_witness(parser, vocabulary, SEARCHES.get(..if old.is_some() { 1 } else { SEARCHES.len() }).unwrap_or_default());
+        let new = find_witness(parser, vocabulary, SEARCHES.get(..if old.is_some() { 2 } else { SEARCHES.len() }).unwrap_or_default());
         let spelled = |witness: Vec<u8>| vocabulary.spell(&witness).map(|tokens| (tokens.len() as u64, witness));
         let best = old.and_then(spelled).into_iter().chain(new.and_then(spelled)).min_by_key(|(tokens, _)| *tokens);
         if let Some((bound, witness)) = best {
@@ -224,7 +238,7 @@ fn closes(parser: &mut TokenParser, vocabulary: &Vocabulary, drawn: &[u32], witn
 /// Tokens that suffice after `id`, searched for.
 fn bound_after(parser: &mut TokenParser, vocabulary: &Vocabulary, id: u32) -> Option<u64> {
     parser.consume_token(id).ok()?;
-    let witness = find_witness(parser, vocabulary, SEARCHES.get(..2).unwrap_or_default());
+    let witness = find_witness(parser, vocabulary, SEARCHES.get(..3).unwrap_or_default());
     parser.rollback(1).ok()?;
     Some(vocabulary.spell(&witness?)?.len() as u64)
 }
@@ -278,18 +292,21 @@ impl Search<'_> {
         });
         // Where both may follow, a bracket is text and closes nothing.
         if bytes.contains(&b'a') {
-            bytes.sort_by_key(|byte| if *byte == b'"' { 0 } else { 2 - u8::from(byte.is_ascii_alphanumeric()) });
+            // Another kind of character is more likely to get ahead in a pattern than more of the same.
+            let last = self.path.last().map(|byte| kind(*byte));
+            bytes.sort_by_key(|byte| match (*byte, last) {
+                (b'"', _) => 0,
+                (byte, Some(last)) if kind(byte) != last => 1 + u8::from(BRACKETS.contains(&byte)),
+                (byte, _) => 2 + u8::from(kind(byte) == 3),
+            });
         }
         let mut seen = [0_usize; 3];
         bytes.retain(|byte| {
-            let kind = match byte {
-                b'0'..=b'9' => 0,
-                b'a'..=b'z' => 1,
-                b'A'..=b'Z' => 2,
-                _ => return true,
-            };
-            seen[kind] += 1;
-            seen[kind] <= self.alike
+            let count = seen.get_mut(kind(*byte));
+            count.is_none_or(|count| {
+                *count += 1;
+                *count <= self.alike
+            })
         });
         bytes
     }

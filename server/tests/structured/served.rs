@@ -4,23 +4,29 @@ use crate::client::{Connection, Events, Reply, assemble};
 use crate::schemas::schemas;
 use oxide_testkit::{ServerProcess, tiny_bundle};
 use serde_json::{Value, json};
-use std::sync::OnceLock;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oxide-run");
 
-/// One server for all tests: each sends requests of its own.
-pub(crate) fn server() -> &'static ServerProcess {
-    static SERVER: OnceLock<ServerProcess> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        let server = ServerProcess::start(PROGRAM, &tiny_bundle(), &[]);
-        let start = Instant::now();
-        while send(&server, "GET", "/ready", &[]).status != 200 {
-            assert!(start.elapsed() < Duration::from_secs(30), "the server is not ready");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        server
-    })
+thread_local! {
+    /// One server a test: it ends with the test's thread.
+    static SERVER: Rc<ServerProcess> = Rc::new(start());
+}
+
+fn start() -> ServerProcess {
+    let server = ServerProcess::start(PROGRAM, &tiny_bundle(), &["--threads", "2"]);
+    let start = Instant::now();
+    while send(&server, "GET", "/ready", &[]).status != 200 {
+        assert!(start.elapsed() < Duration::from_secs(30), "the server is not ready");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    server
+}
+
+/// The server of the running test.
+pub(crate) fn server() -> Rc<ServerProcess> {
+    SERVER.with(Rc::clone)
 }
 
 fn send(server: &ServerProcess, method: &str, path: &str, body: &[u8]) -> Reply {
@@ -45,7 +51,7 @@ pub(crate) fn request(fields: &Value) -> Value {
 
 /// A whole answer.
 pub(crate) fn chat(fields: &Value) -> Reply {
-    send(server(), "POST", "/v1/chat/completions", request(fields).to_string().as_bytes())
+    send(&server(), "POST", "/v1/chat/completions", request(fields).to_string().as_bytes())
 }
 
 /// The chunks of a streamed answer.
@@ -79,7 +85,7 @@ fn json_object_gives_an_object_without_long_whitespace() {
 
 #[test]
 fn a_sample_of_schemas_validates_over_http_also_with_scant_budgets() {
-    for (index, (name, schema)) in schemas().iter().enumerate().step_by(3) {
+    for (index, (name, schema)) in schemas().iter().enumerate().step_by(7) {
         let validator = jsonschema::options().should_validate_formats(true).build(schema).expect("a valid schema");
         for max_tokens in [90, 200] {
             let fields = json!({"response_format": schema_format(schema), "seed": index, "max_tokens": max_tokens});
@@ -186,8 +192,8 @@ fn constrained_choices_of_one_request_are_each_complete() {
 #[test]
 fn completions_take_constraints_too() {
     let body = json!({"prompt": "Colour:", "guided_choice": ["red", "blue"], "max_tokens": 10});
-    let reply = send(server(), "POST", "/v1/completions", body.to_string().as_bytes()).ok();
+    let reply = send(&server(), "POST", "/v1/completions", body.to_string().as_bytes()).ok();
     assert!(["red", "blue"].contains(&reply["choices"][0]["text"].as_str().expect("text")), "{reply}");
     let body = json!({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]});
-    send(server(), "POST", "/v1/completions", body.to_string().as_bytes()).refused(400, "tools");
+    send(&server(), "POST", "/v1/completions", body.to_string().as_bytes()).refused(400, "tools");
 }

@@ -2,7 +2,12 @@
 
 use crate::client::Connection;
 use crate::served::{chat, server, stream};
+use oxide_run::openai::choice::{Choice, ChoiceRules};
+use oxide_run::openai::common::Stop;
+use oxide_run::tools::CallForm;
+use oxide_text::Tokenizer;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 fn weather() -> Value {
     json!({"type": "function", "function": {
@@ -175,4 +180,32 @@ fn a_history_of_calls_is_rendered_with_its_arguments_decoded() {
     assert!(prompt.contains("<tool_response>\n21\n</tool_response>"), "{prompt}");
     assert!(prompt.contains("\"description\": \"temp > 10 & humidity < 50 (user's choice)\""), "{prompt}");
     assert_eq!(rendered(&history("{\"unit\":")).0, 400);
+}
+
+#[test]
+fn marks_that_are_special_tokens_reach_the_parser() {
+    let path = oxide_testkit::repo().join("profiles/oxide-tiny/tokenizer.json");
+    let mut file: Value = serde_json::from_slice(&std::fs::read(path).expect("the shipped tokenizer")).expect("JSON");
+    for token in file["added_tokens"].as_array_mut().expect("tokens") {
+        token["special"] = true.into();
+    }
+    let tokenizer = Arc::new(Tokenizer::from_json(file.to_string().as_bytes()).expect("it loads"));
+    let text = "Sure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    let mut ids = tokenizer.encode_with_control(text).expect("it encodes");
+    // Another special token in between stays hidden.
+    ids.insert(1, 4092);
+    let rules = ChoiceRules {
+        tokenizer,
+        stop: Stop::default(),
+        eos: vec![4093],
+        skip_special_tokens: true,
+        calls: Some(CallForm::Hermes { parallel: true }),
+    };
+    let mut choice = Choice::new(&Arc::new(rules));
+    ids.into_iter().chain([4093]).for_each(|id| choice.token(id, None));
+    assert_eq!(choice.text, "Sure.");
+    assert_eq!(choice.ended.expect("an end").finish, "tool_calls");
+    let names: Vec<&str> = choice.calls.iter().filter_map(|call| call.head.as_ref()).map(|(_, name)| name.as_str()).collect();
+    let arguments: String = choice.calls.iter().map(|call| call.arguments.as_str()).collect();
+    assert_eq!((names, arguments.as_str()), (vec!["f"], "{\"a\": 1}"));
 }
