@@ -54,7 +54,7 @@ fn a_sharded_synthetic_checkpoint_compiles_and_rarely_ties() {
         context_max: None,
         seqs_max: None,
         golden: GoldenStatus::Proven,
-        artifacts: "nowhere".into(),
+        artifacts: Some("nowhere".into()),
         cache: Cache::at("nowhere"),
     };
     let report = compile(&request, &mut Silent).expect("compiles");
