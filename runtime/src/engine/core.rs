@@ -303,10 +303,12 @@ impl Core {
         any
     }
 
+    /// What has run long is expected to run as long again, whatever the average; its limit bounds it.
     fn publish_load(&self) {
         let mean = self.shared.load.completion_mean() as u32;
         let left = |seq: &Sequence| {
-            let completion = self.groups[seq.group].request.max_tokens.min(mean).saturating_sub(seq.drawn());
+            let limit = self.groups[seq.group].request.max_tokens;
+            let completion = mean.max(seq.drawn()).min(limit.saturating_sub(seq.drawn()));
             u64::from(seq.prompt_tokens.saturating_sub(seq.computed)) + u64::from(completion) * u64::from(seq.width())
         };
         self.shared.load.running.store(self.groups.len() as u64, Ordering::Relaxed);

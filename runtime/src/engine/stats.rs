@@ -196,15 +196,17 @@ impl Load {
 
     /// The estimate as of now.
     pub(super) fn backlog(&self) -> Backlog {
-        let rate = f64::from_bits(self.rate.load(Ordering::Relaxed));
+        let tokens_per_second = f64::from_bits(self.rate.load(Ordering::Relaxed));
         let waiting = self.waiting.load(Ordering::Relaxed);
         let completions = self.waiting_choices.load(Ordering::Relaxed) as f64 * self.completion_mean();
         let tokens = self.running_tokens.load(Ordering::Relaxed) + self.waiting_prompt.load(Ordering::Relaxed) + completions as u64;
+        // Before the first completion nobody knows how long they are.
+        let rate = if self.completion_mean() > 0.0 { tokens_per_second } else { 0.0 };
         let requests = (waiting as u64 + self.running.load(Ordering::Relaxed)).max(1);
         Backlog {
             waiting,
             tokens,
-            tokens_per_second: rate,
+            tokens_per_second,
             drain: estimate(tokens as f64, rate),
             room: estimate(tokens as f64 / requests as f64, rate),
         }

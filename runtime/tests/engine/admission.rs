@@ -76,6 +76,22 @@ fn the_backlog_grows_with_the_work() {
 }
 
 #[test]
+fn the_wait_behind_a_long_completion_is_not_estimated_by_short_ones() {
+    let script = Script { step_time: Duration::from_millis(1), kv_pages: 2048, context_max: 4096, ..Script::default() };
+    let engine = start(script, EngineOptions::default()).0;
+    let long = engine.submit(request(&prompt(0, 4), 4000)).unwrap();
+    let nothing_finished = engine.backlog();
+    assert_eq!((nothing_finished.room, nothing_finished.drain), (Duration::from_secs(1), Duration::from_secs(1)));
+    for seed in 1..4 {
+        run(&engine, request(&prompt(seed, 4), 1));
+    }
+    wait_for(&engine, "a hundred steps", |stats| stats.steps > 100);
+    let backlog = engine.backlog();
+    assert!(backlog.tokens >= 50 && backlog.room > Duration::from_millis(20), "{backlog:?}");
+    drop(long);
+}
+
+#[test]
 fn waiting_too_long_is_answered_without_running() {
     let engine = engine();
     engine.pause();

@@ -42,7 +42,8 @@ fn a_cancelled_request_is_gone_after_the_step_that_runs() {
 
 #[test]
 fn dropping_the_stream_cancels() {
-    let engine = start(Script { step_time: Duration::from_millis(1), ..Script::default() }, EngineOptions::default()).0;
+    // Sixty steps: far longer than a busy machine keeps this thread from dropping the stream.
+    let engine = start(Script { step_time: Duration::from_millis(20), ..Script::default() }, EngineOptions::default()).0;
     for _ in 0..20 {
         let mut stream = engine.submit(EngineRequest { n: 3, ..request(&prompt(1, 9), 60) }).unwrap();
         while !matches!(stream.blocking_recv(), Some(EngineEvent::Token { .. })) {}
