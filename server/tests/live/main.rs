@@ -178,8 +178,8 @@ fn load_with_disconnects_leaves_nothing_behind() {
     assert_eq!(metric(&server, "oxide_panics_total") + metric(&server, "oxide_generation_errors_total"), 0.0);
 }
 
-fn long_streams(server: &ServerProcess, count: u32) -> Vec<Events> {
-    let body = |index: u32| chat(&format!("{index}"), json!({"stream": true, "ignore_eos": true, "max_tokens": 300}));
+fn streams_under_way(server: &ServerProcess, count: u32, tokens: u32) -> Vec<Events> {
+    let body = |index: u32| chat(&format!("{index}"), json!({"stream": true, "ignore_eos": true, "max_tokens": tokens}));
     let begin = |index| Events::begin(post(server.address(), "/v1/chat/completions", &body(index)));
     let mut streams: Vec<Events> = (0..count).map(begin).collect();
     streams.iter_mut().for_each(|events| assert!(matches!(events.data(), Event::Data(_))));
@@ -189,7 +189,7 @@ fn long_streams(server: &ServerProcess, count: u32) -> Vec<Events> {
 #[test]
 fn sigterm_finishes_live_streams_and_exits_0() {
     let server = start(&["--drain-seconds", "20"]);
-    let streams = long_streams(&server, 8);
+    let streams = streams_under_way(&server, 8, 300);
     server.signal("TERM");
     for mut events in streams {
         let chunks = events.rest();
@@ -201,7 +201,7 @@ fn sigterm_finishes_live_streams_and_exits_0() {
 #[test]
 fn a_second_sigterm_forces_the_end() {
     let server = start(&["--drain-seconds", "600"]);
-    let stuck: Vec<Events> = long_streams(&server, 8);
+    let stuck = streams_under_way(&server, 8, 1900);
     server.signal("TERM");
     wait("draining", || get(&server, "/ready").status == 503);
     server.signal("TERM");
