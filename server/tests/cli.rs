@@ -119,6 +119,31 @@ fn every_form_of_a_prompt_is_read() {
 }
 
 #[test]
+fn options_in_a_file_of_prompts_are_read_or_named() {
+    let lines = "{\"prompt\": [1, 2], \"min_tokens\": 3, \"ignore_eos\": true, \"stop\": \"x\", \"note\": 1}\n{\"prompt\": [1], \"note\": 2}\n";
+    let run = run_with_input(&["generate", "--prompts-file", "-", "-n", "3", "--temperature", "0", "--json"], lines);
+    assert_eq!((run.code, run.out.lines().count()), (Some(0), 2), "{}", run.err);
+    let told = "line 1: the field `note` is not read\nline 1: the field `stop` is not read\n";
+    assert_eq!(run.err.split('\n').collect::<std::collections::BTreeSet<_>>(), told.split('\n').collect());
+    for line in ["{\"prompt\": [1], \"ignore_eos\": 1}", "{\"prompt\": [1], \"min_p\": \"0\"}"] {
+        run_with_input(&["generate", "--prompts-file", "-"], line).refused(8, &["line 1", "is not"]);
+    }
+    run_with_input(&["generate", "--prompts-file", "-"], "{\"prompt\": [1], \"min_p\": 2}").refused(3, &["line 1", "2"]);
+}
+
+#[test]
+fn a_measurement_that_the_bundle_cannot_make_is_refused() {
+    run(&["bench", "--batch", "1,0"]).refused(3, &["--batch 0", "1 to 64"]);
+    run(&["bench", "--batch", "65"]).refused(3, &["--batch 65", "1 to 64"]);
+    run(&["bench", "--prefill", "2048"]).refused(3, &["--prefill 2048", "1 to 2047"]);
+}
+
+#[test]
+fn a_queue_that_would_refuse_every_request_is_no_queue() {
+    assert_eq!(run(&["serve", "--port", "0", "--max-queue", "0"]).code, Some(2));
+}
+
+#[test]
 fn a_prompt_comes_from_an_argument_a_flag_or_standard_input() {
     let flags = ["-n", "4", "--temperature", "0"];
     let argument = run(&[&["generate", "The capital of"], &flags[..]].concat());

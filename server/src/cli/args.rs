@@ -11,6 +11,7 @@ use oxide_runtime::device::cpu::Isa;
 use oxide_runtime::engine::EngineOptions;
 use oxide_runtime::mapping::Access;
 use std::net::IpAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 const EXIT_CODES: &str = "\
@@ -138,9 +139,9 @@ pub(super) struct ServeArgs {
     /// Open connections at most
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub(super) connections: usize,
-    /// Requests that may wait for admission
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub(super) max_queue: usize,
+    /// Requests that may wait for admission; all pass through the queue, so at least 1
+    #[arg(long, value_name = "N", default_value = "256")]
+    pub(super) max_queue: NonZeroUsize,
     /// Longest wait for admission
     #[arg(long, value_name = "SECONDS")]
     pub(super) max_queue_seconds: Option<f64>,
@@ -255,7 +256,7 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "IDS", group = "source", value_delimiter = ',', num_args = 1, allow_hyphen_values = true)]
     pub(super) prompt_ids: Option<Vec<i64>>,
     /// File with one prompt a line, run together: a JSON string, a list of ids, or an object with `prompt` (either) or
-    /// `messages`, and optionally `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`; `-` is standard input
+    /// `messages`, and optionally numbers named like the flags below; `-` is standard input
     #[arg(long, value_name = "FILE", group = "source")]
     pub(super) prompts_file: Option<PathBuf>,
     /// Put the prompt into the model's chat template
@@ -352,7 +353,7 @@ impl Args {
     fn engine_options(&self) -> EngineOptions {
         match &self.command {
             Command::Serve(serve) => EngineOptions {
-                queue_max: serve.max_queue,
+                queue_max: serve.max_queue.get(),
                 chunk_tokens: serve.chunk_tokens,
                 prefix_cache: !serve.no_prefix_cache,
                 overcommit: serve.overcommit,

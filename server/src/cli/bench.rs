@@ -55,7 +55,8 @@ pub(super) fn run(args: &BenchArgs, load: &LoadOptions, started: Instant) -> Res
     let first_token = generate(&model, vec![ids.prompt(16.min(model.engine.limits().context_max / 2))], 1)?;
     let process_to_first_token = started.elapsed();
     let threads = load.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let batches = batches(&model, args);
+    let batches = batches(&model, args)?;
+    let lengths = prefill_lengths(&model, args)?;
     let mut reads = Vec::new();
     let mut decode = vec![Vec::new(); batches.len()];
     for _ in 0..args.rounds {
@@ -66,7 +67,7 @@ pub(super) fn run(args: &BenchArgs, load: &LoadOptions, started: Instant) -> Res
     }
     let bytes = step_bytes(&model);
     let decode: Vec<DecodeRow> = batches.into_iter().zip(decode).map(|(batch, times)| DecodeRow::of(batch, median(times), bytes)).collect();
-    let prefill = prefill_lengths(&model, args)
+    let prefill = lengths
         .into_iter()
         .map(|tokens| measure_prefill(&model, args, &mut ids, tokens))
         .collect::<Result<Vec<_>, _>>()?;
@@ -170,20 +171,25 @@ impl Report<'_> {
     }
 }
 
-fn batches(model: &LoadedModel, args: &BenchArgs) -> Vec<u32> {
+fn batches(model: &LoadedModel, args: &BenchArgs) -> Result<Vec<u32>, CliError> {
     let most = model.engine.limits().seqs_max;
-    let mut batches = if args.batch.is_empty() { vec![1, 2, 4, 8, most] } else { args.batch.clone() };
-    batches.retain(|batch| (1..=most).contains(batch));
+    let mut batches = allowed("--batch", &args.batch, &[1, 2, 4, 8, most], most)?;
     batches.sort_unstable();
     batches.dedup();
-    batches
+    Ok(batches)
 }
 
-fn prefill_lengths(model: &LoadedModel, args: &BenchArgs) -> Vec<u32> {
-    let most = model.engine.limits().context_max - 1;
-    let mut lengths = if args.prefill.is_empty() { vec![128, 512, 1024] } else { args.prefill.clone() };
-    lengths.retain(|length| (1..=most).contains(length));
-    lengths
+fn prefill_lengths(model: &LoadedModel, args: &BenchArgs) -> Result<Vec<u32>, CliError> {
+    allowed("--prefill", &args.prefill, &[128, 512, 1024], model.engine.limits().context_max - 1)
+}
+
+/// What was asked for, all of which must be possible, or those of `default` that are.
+fn allowed(flag: &str, asked: &[u32], default: &[u32], most: u32) -> Result<Vec<u32>, CliError> {
+    if let Some(wrong) = asked.iter().find(|&asked| !(1..=most).contains(asked)) {
+        return Err(CliError::Request(format!("{flag} {wrong} is outside 1 to {most} of this bundle")));
+    }
+    let chosen = if asked.is_empty() { default } else { asked };
+    Ok(chosen.iter().copied().filter(|value| (1..=most).contains(value)).collect())
 }
 
 /// Time of one decode step.

@@ -9,13 +9,32 @@ use crate::model::{LoadOptions, LoadedModel};
 use oxide_runtime::engine::EngineRequest;
 use oxide_text::{ChatInput, DecodeOptions, UtcTime};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::Read;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Completion tokens when none are asked for.
 const MAX_TOKENS_DEFAULT: u32 = 128;
+
+/// Fields of a line of a file of prompts.
+const FIELDS: [&str; 15] = [
+    "messages",
+    "prompt",
+    "prompt_ids",
+    "ids",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+];
 
 /// A prompt, and what its line says differently from the flags.
 struct Job {
@@ -153,12 +172,14 @@ fn read_input(path: &Path) -> Result<String, CliError> {
 
 fn read_jobs(args: &GenerateArgs, path: &Path) -> Result<Vec<Job>, CliError> {
     let text = read_input(path)?;
+    let mut told = BTreeSet::new();
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let jobs: Vec<Job> = lines
         .map(|(number, line)| {
             let input =
                 |reason: String| CliError::Input { path: path.display().to_string(), reason: format!("line {}: {reason}", number + 1) };
             let value: Value = serde_json::from_str(line).map_err(|e| input(format!("not JSON: {e}")))?;
+            note_unread(&value, number + 1, &mut told);
             read_job(args, &value).map_err(input)
         })
         .collect::<Result<_, _>>()?;
@@ -180,6 +201,16 @@ fn read_job(args: &GenerateArgs, value: &Value) -> Result<Job, String> {
         other => read_prompt(other)?,
     };
     Ok(Job { prompt, sampling })
+}
+
+/// Says once for each name which fields of the file are not read, so that none is ignored in silence.
+fn note_unread(value: &Value, line: usize, told: &mut BTreeSet<String>) {
+    let fields = value.as_object().into_iter().flat_map(|fields| fields.keys());
+    for name in fields.filter(|name| !FIELDS.contains(&name.as_str())) {
+        if told.insert(name.clone()) {
+            output::note(&format!("line {line}: the field `{name}` is not read"));
+        }
+    }
 }
 
 fn read_prompt(value: &Value) -> Result<Prompt, String> {
@@ -208,5 +239,14 @@ fn read_overrides(sampling: &mut SamplingArgs, fields: &Value) -> Result<(), Str
     sampling.seed = whole("seed")?.or(sampling.seed);
     sampling.temperature = number("temperature")?.map(|n| n as f32).or(sampling.temperature);
     sampling.top_p = number("top_p")?.map(|n| n as f32).or(sampling.top_p);
+    sampling.min_p = number("min_p")?.map(|n| n as f32).or(sampling.min_p);
+    sampling.repetition_penalty = number("repetition_penalty")?.map(|n| n as f32).or(sampling.repetition_penalty);
+    sampling.presence_penalty = number("presence_penalty")?.map_or(sampling.presence_penalty, |n| n as f32);
+    sampling.frequency_penalty = number("frequency_penalty")?.map_or(sampling.frequency_penalty, |n| n as f32);
+    sampling.min_tokens = small("min_tokens")?.unwrap_or(sampling.min_tokens);
+    sampling.ignore_eos = match fields.get("ignore_eos") {
+        None | Some(Value::Null) => sampling.ignore_eos,
+        Some(value) => value.as_bool().ok_or("`ignore_eos` is not true or false")?,
+    };
     Ok(())
 }
