@@ -5,7 +5,7 @@ use crate::openai::error::ApiError;
 use crate::openai::fields::{Fields, parse_body};
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use futures_core::Stream;
 use std::pin::Pin;
 use std::time::Duration;
@@ -21,6 +21,7 @@ const DISCARD_TIME: Duration = Duration::from_secs(2);
 pub(crate) async fn read_fields(headers: &HeaderMap, body: Body, options: &ServeOptions) -> Result<Fields, ApiError> {
     let bytes = read_bytes(headers, body, options).await?;
     check_content_type(headers)?;
+    check_encoding(headers)?;
     parse_body(&bytes)
 }
 
@@ -30,6 +31,13 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let essence = value.split(';').next().unwrap_or_default().trim();
     let json = essence.eq_ignore_ascii_case("application/json") || essence.to_ascii_lowercase().ends_with("+json");
     if json { Ok(()) } else { Err(ApiError::not_json(value)) }
+}
+
+/// A compressed body would be read as broken JSON.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(CONTENT_ENCODING) else { return Ok(()) };
+    let value = value.to_str().unwrap_or("?");
+    if value.eq_ignore_ascii_case("identity") { Ok(()) } else { Err(ApiError::encoded(value)) }
 }
 
 async fn read_bytes(headers: &HeaderMap, body: Body, options: &ServeOptions) -> Result<Vec<u8>, ApiError> {

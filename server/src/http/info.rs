@@ -5,6 +5,7 @@ use super::metrics::Info;
 use super::respond::{json, typed};
 use super::state::{Phase, State};
 use crate::openai::error::ApiError;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -58,7 +59,8 @@ pub(crate) async fn models(Shared(state): Shared<Arc<State>>) -> Result<Response
 }
 
 /// `GET /v1/models/{id}`.
-pub(crate) async fn model(Shared(state): Shared<Arc<State>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+pub(crate) async fn model(Shared(state): Shared<Arc<State>>, id: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
+    let Path(id) = id?;
     let served = state.model()?;
     if id != served.rules.model {
         return Err(ApiError::no_such_model(&id, &served.rules.model));
@@ -70,8 +72,9 @@ pub(crate) async fn model(Shared(state): Shared<Arc<State>>, Path(id): Path<Stri
 pub(crate) async fn abort(
     Shared(state): Shared<Arc<State>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
+    let Path(id) = id?;
     let engine = &state.model()?.model.engine;
     let aborted = state.named(&id, caller.owner).iter().filter(|answer_id| engine.abort(answer_id)).count();
     if aborted == 0 {

@@ -13,6 +13,7 @@ use super::respond::json;
 use super::served::Served;
 use super::state::State;
 use crate::openai::error::ApiError;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, Request, State as Shared};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -93,8 +94,9 @@ pub(crate) async fn list(Shared(state): Shared<Arc<State>>, Extension(caller): E
 pub(crate) async fn remove(
     Shared(state): Shared<Arc<State>>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
+    let Path(name) = name?;
     let served = Arc::clone(state.model()?);
     let removed = state.prefixes.lock().remove(&(caller.owner.0, name.clone()));
     let Some(Prefix { prompt, salt, .. }) = removed else {

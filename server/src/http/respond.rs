@@ -2,6 +2,7 @@
 
 use crate::openai::error::ApiError;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -17,6 +18,12 @@ pub(crate) fn typed(status: StatusCode, content_type: &'static str, body: impl I
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> Self {
+        Self { code: Some("unknown_url"), param: None, ..Self::invalid("", format!("unreadable request URL: {}", rejection.body_text())) }
+    }
 }
 
 impl IntoResponse for ApiError {

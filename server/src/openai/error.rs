@@ -96,6 +96,12 @@ impl ApiError {
         Self::new(415, INVALID_REQUEST, Some("unsupported_media_type"), message)
     }
 
+    /// 415 for a compressed body.
+    pub fn encoded(encoding: &str) -> Self {
+        let message = format!("content encoding `{encoding}` is not supported; send the body uncompressed");
+        Self::new(415, INVALID_REQUEST, Some("unsupported_media_type"), message)
+    }
+
     /// 431.
     pub fn head_too_large(headers: usize, headers_max: usize, bytes: usize, bytes_max: usize) -> Self {
         let message =

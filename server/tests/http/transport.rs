@@ -33,6 +33,15 @@ fn unknown_paths_and_methods_get_json_errors() {
 }
 
 #[test]
+fn a_path_that_is_no_text_gets_a_json_error() {
+    let live = Live::start();
+    for (method, path) in [("GET", "/v1/models/%ff"), ("DELETE", "/v1/requests/%ff"), ("DELETE", "/v1/prefixes/%ff")] {
+        let reply = live.request(method, path, &[], b"");
+        assert_eq!((reply.status, reply.error()["code"].as_str()), (400, Some("unknown_url")), "{path}");
+    }
+}
+
+#[test]
 fn the_request_id_is_echoed_or_made() {
     let live = Live::start();
     assert_eq!(live.request("GET", "/version", &[("X-Request-Id", "abc")], b"").header("x-request-id"), Some("abc"));
@@ -159,6 +168,17 @@ fn another_content_type_is_refused() {
     assert_eq!((reply.status, reply.error()["code"].as_str()), (415, Some("unsupported_media_type")));
     send("application/json; charset=utf-8").ok();
     live.request("POST", "/v1/chat/completions", &[], body.as_bytes()).ok();
+}
+
+#[test]
+fn a_compressed_body_is_refused_by_name() {
+    let live = Live::start();
+    let body = chat_body(json!({"max_tokens": 1})).to_string();
+    let send = |encoding: &str| live.request("POST", "/v1/chat/completions", &[("content-encoding", encoding)], body.as_bytes());
+    let reply = send("gzip");
+    assert_eq!((reply.status, reply.error()["code"].as_str()), (415, Some("unsupported_media_type")));
+    assert!(reply.error()["message"].as_str().is_some_and(|message| message.contains("gzip")));
+    send("identity").ok();
 }
 
 #[test]
