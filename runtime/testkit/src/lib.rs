@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod fuzz;
 mod process;
 
 pub use bundle::{binary, repo, tiny_bundle};
+pub use fuzz::fuzz;
 pub use process::ServerProcess;
