@@ -113,7 +113,7 @@ impl Grammars {
         self.prepared.get_or_init(prepare).as_ref().map_err(Clone::clone)
     }
 
-    /// Compiles a constraint on a thread of its own, within [`COMPILE_TIME_MAX`].
+    /// Compiles a constraint on a thread of its own, within `COMPILE_TIME_MAX`.
     ///
     /// # Errors
     /// As [`Grammars::compile`], or if it takes too long.
@@ -136,7 +136,7 @@ impl Grammars {
         tokio::time::timeout(COMPILE_TIME_MAX, compiled).await.unwrap_or_else(|_| Err(slow()))
     }
 
-    /// Compiles a constraint. Takes up to [`COMPILE_TIME_MAX`] and much stack: run it on a thread of its own.
+    /// Compiles a constraint. Takes up to `COMPILE_TIME_MAX` and much stack: run it on a thread of its own.
     ///
     /// # Errors
     /// If it cannot be enforced as written, is too large, or nothing satisfies it.

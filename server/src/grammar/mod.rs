@@ -12,7 +12,7 @@
 //! **Invariants:** a constraint that cannot be enforced as written is refused, never loosened; a request
 //! cannot reach the lenient modes of the grammar library; no grammar is compiled and no mask is computed
 //! on the engine thread or on a worker of the HTTP server; an output that was accepted as fitting its
-//! budget closes within it ([`closing`]).
+//! budget closes within it (module `closing`).
 
 mod bounds;
 mod closing;
