@@ -120,7 +120,8 @@ fn every_form_of_a_prompt_is_read() {
 
 #[test]
 fn options_in_a_file_of_prompts_are_read_or_named() {
-    let lines = "{\"prompt\": [1, 2], \"min_tokens\": 3, \"ignore_eos\": true, \"stop\": \"x\", \"note\": 1}\n{\"prompt\": [1], \"note\": 2}\n";
+    let lines =
+        "{\"prompt\": [1, 2], \"min_tokens\": 3, \"ignore_eos\": true, \"stop\": \"x\", \"note\": 1}\n{\"prompt\": [1], \"note\": 2}\n";
     let run = run_with_input(&["generate", "--prompts-file", "-", "-n", "3", "--temperature", "0", "--json"], lines);
     assert_eq!((run.code, run.out.lines().count()), (Some(0), 2), "{}", run.err);
     let told = "line 1: the field `note` is not read\nline 1: the field `stop` is not read\n";
@@ -335,4 +336,18 @@ fn serve_ends_with_the_bundle_s_exit_code_if_it_does_not_load() {
     let run = run_on(&path, &["serve", "--port", "0"]);
     assert_eq!(run.code, Some(26), "{}", run.err);
     assert!(run.err.contains("truncated"), "{}", run.err);
+}
+
+#[test]
+fn a_server_outlives_the_reader_of_its_log() {
+    let (_folder, port_file) = scratch("port", b"");
+    let mut command = command(&tiny_bundle(), &["serve", "--port", "0", "--port-file", port_file.to_str().expect("UTF-8")]);
+    let mut server = command.stderr(std::io::pipe().expect("a pipe").1).spawn().expect("starts");
+    let taken = || !std::fs::read(&port_file).expect("readable").is_empty();
+    while !taken() {
+        assert_eq!(server.try_wait().expect("asked"), None, "the server ended");
+        std::thread::yield_now();
+    }
+    server.kill().expect("killed");
+    server.wait().expect("ended");
 }

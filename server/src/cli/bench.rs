@@ -67,10 +67,7 @@ pub(super) fn run(args: &BenchArgs, load: &LoadOptions, started: Instant) -> Res
     }
     let bytes = step_bytes(&model);
     let decode: Vec<DecodeRow> = batches.into_iter().zip(decode).map(|(batch, times)| DecodeRow::of(batch, median(times), bytes)).collect();
-    let prefill = lengths
-        .into_iter()
-        .map(|tokens| measure_prefill(&model, args, &mut ids, tokens))
-        .collect::<Result<Vec<_>, _>>()?;
+    let prefill = lengths.into_iter().map(|tokens| measure_prefill(&model, args, &mut ids, tokens)).collect::<Result<Vec<_>, _>>()?;
     let report = Report {
         model: &model,
         threads,

@@ -42,7 +42,12 @@ fn serve_error(error: ServeError) -> CliError {
 
 fn start_logging(json: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+    // A log that nobody reads any more costs the log, not the server: reporting its failure would panic.
+    let builder = tracing_subscriber::fmt()
+        .log_internal_errors(false)
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     if json { builder.json().init() } else { builder.init() }
 }
 
