@@ -37,6 +37,8 @@ const SHORTEN_STEPS: u32 = 200;
 const TRIED_MAX: usize = 96;
 /// Tokens after which a new witness is searched for.
 const SEARCHED_MAX: usize = 6;
+/// Suffixes of an old witness that are tried before a new one is searched for.
+const SUFFIXES_MAX: usize = 48;
 /// Bytes that a token may add beside its commitments: the rest of an escape or a character.
 const ESCAPE_BYTES: u64 = 8;
 
@@ -60,7 +62,9 @@ pub(super) struct Closing {
     /// Tokens that suffice, as far as is known.
     bound: u64,
     /// A text that completes the output, from where `bound` was exact on.
-    witness: Option<Vec<u8>>,
+    witness: Vec<u8>,
+    /// Its tokens, the last one first.
+    tokens: Vec<u32>,
     /// Whether the witness completes the output from here.
     current: bool,
 }
@@ -68,12 +72,12 @@ pub(super) struct Closing {
 /// Characters that close nothing where they are text.
 const BRACKETS: &[u8] = b"}]{[,:";
 
-/// Digits, lower-case letters, upper-case letters, the rest.
+/// Digits, lower-case letters, upper-case letters and `_`, the rest.
 fn kind(byte: u8) -> usize {
     match byte {
         b'0'..=b'9' => 0,
         b'a'..=b'z' => 1,
-        b'A'..=b'Z' => 2,
+        b'A'..=b'Z' | b'_' => 2,
         _ => 3,
     }
 }
@@ -92,8 +96,13 @@ impl Closing {
     /// Of an output that has not begun: searches for a witness.
     pub(super) fn start(parser: &mut TokenParser, vocabulary: &Vocabulary) -> Option<Self> {
         let witness = find_witness(parser, vocabulary, &SEARCHES)?;
-        let bound = vocabulary.spell(&witness)?.len() as u64;
-        Some(Self { bound, witness: Some(witness), current: true })
+        Self::of(witness, vocabulary)
+    }
+
+    fn of(witness: Vec<u8>, vocabulary: &Vocabulary) -> Option<Self> {
+        let mut tokens = vocabulary.spell(&witness)?;
+        tokens.reverse();
+        Some(Self { bound: tokens.len() as u64, witness, tokens, current: true })
     }
 
     /// Tokens that suffice to complete the output.
@@ -103,13 +112,10 @@ impl Closing {
 
     /// Follows a token that was drawn.
     pub(super) fn advance(&mut self, id: u32, vocabulary: &Vocabulary, limits: &Limits) {
-        let bytes = vocabulary.token(id);
-        if self.current
-            && let Some(rest) = self.witness.as_ref().and_then(|witness| witness.strip_prefix(bytes)).map(<[u8]>::to_vec)
-            && let Some(tokens) = vocabulary.spell(&rest)
-        {
-            self.bound = tokens.len() as u64;
-            self.witness = Some(rest);
+        if self.current && self.tokens.last() == Some(&id) {
+            self.tokens.pop();
+            self.witness.drain(..vocabulary.token(id).len().min(self.witness.len()));
+            self.bound = self.tokens.len() as u64;
             return;
         }
         self.current = false;
@@ -126,8 +132,7 @@ impl Closing {
         if fits(self.bound) || !self.current {
             return;
         }
-        let Some(witness) = self.witness.clone() else { return };
-        let first = vocabulary.spell(&witness).and_then(|tokens| tokens.first().copied());
+        let first = self.tokens.last().copied();
         match self.structure_allowed(limits, left).map(|structure| vocabulary.class(structure)) {
             Some(None) => {}
             Some(Some(class)) => {
@@ -138,7 +143,7 @@ impl Closing {
                 allow_all(words, vocabulary.eos(), parser.is_accepting());
             }
             None => {
-                let tried = self.tried(parser, vocabulary, left, &witness, words);
+                let tried = self.tried(parser, vocabulary, left, words);
                 words.fill(0);
                 tried.into_iter().chain(first).for_each(|id| allow(words, Some(id)));
                 allow_all(words, vocabulary.eos(), parser.is_accepting());
@@ -158,26 +163,25 @@ impl Closing {
         if self.current {
             return;
         }
-        if parser.is_accepting() {
-            *self = Self { bound: 0, witness: Some(Vec::new()), current: true };
-            return;
-        }
-        let old = self.witness.take().filter(|witness| closes(parser, vocabulary, &[], witness).is_some());
-        // Of both, the shorter one: an old witness may hold more than what is needed now.
-        let new = find_witness(parser, vocabulary, SEARCHES.get(..if old.is_some() { 2 } else { SEARCHES.len() }).unwrap_or_default());
-        let spelled = |witness: Vec<u8>| vocabulary.spell(&witness).map(|tokens| (tokens.len() as u64, witness));
-        let best = old.and_then(spelled).into_iter().chain(new.and_then(spelled)).min_by_key(|(tokens, _)| *tokens);
-        if let Some((bound, witness)) = best {
-            *self = Self { bound, witness: Some(witness), current: true };
+        let witness = if parser.is_accepting() {
+            Some(Vec::new())
+        } else {
+            // What was drawn may stand for the beginning of the old witness.
+            let suffixes = (0..self.witness.len().min(SUFFIXES_MAX)).filter_map(|start| self.witness.get(start..));
+            let mut old = suffixes.filter(|suffix| closes(parser, vocabulary, &[], suffix).is_some());
+            old.next().map(<[u8]>::to_vec).or_else(|| find_witness(parser, vocabulary, &SEARCHES))
+        };
+        if let Some(found) = witness.and_then(|witness| Self::of(witness, vocabulary)) {
+            *self = found;
         }
     }
 
     /// Tokens of the mask after which a text is known that closes the output with `left` tokens.
-    fn tried(&self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, witness: &[u8], words: &[u32]) -> Vec<u32> {
+    fn tried(&self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, words: &[u32]) -> Vec<u32> {
         let mut kept = Vec::new();
         let mut searches = 0;
         for id in bits(words).filter(|id| !vocabulary.token(*id).is_empty()).take(TRIED_MAX) {
-            let rest = witness.strip_prefix(vocabulary.token(id)).unwrap_or(witness);
+            let rest = self.witness.strip_prefix(vocabulary.token(id)).unwrap_or(&self.witness);
             let bound = match closes(parser, vocabulary, &[id], rest) {
                 Some(bound) => Some(bound),
                 None if searches < SEARCHED_MAX => {
@@ -296,7 +300,9 @@ impl Search<'_> {
             let last = self.path.last().map(|byte| kind(*byte));
             bytes.sort_by_key(|byte| match (*byte, last) {
                 (b'"', _) => 0,
-                (byte, Some(last)) if kind(byte) != last => 1 + u8::from(BRACKETS.contains(&byte)),
+                (byte, _) if BRACKETS.contains(&byte) => 4,
+                (byte, Some(0..3)) if kind(byte) == 3 => 1,
+                (byte, Some(last)) if kind(byte) != last => 2,
                 (byte, _) => 2 + u8::from(kind(byte) == 3),
             });
         }

@@ -27,7 +27,7 @@ fn format_pattern(format: &str) -> Option<String> {
             format!("P({years}|{days}|{time}|[0-9]{{1,3}}W)")
         }
         "uuid" => "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}".to_owned(),
-        "email" => format!(r"[A-Za-z0-9][A-Za-z0-9_+-]{{0,30}}(\.[A-Za-z0-9_+-]{{1,20}}){{0,2}}@{LABEL}(\.{LABEL}){{1,3}}"),
+        "email" => format!(r"[A-Za-z0-9][A-Za-z0-9_+-]{{0,14}}(\.[A-Za-z0-9_+-]{{1,14}}){{0,2}}@{LABEL}(\.{LABEL}){{1,3}}"),
         "hostname" => format!(r"{LABEL}(\.{LABEL}){{0,3}}"),
         "ipv4" => format!(r"({OCTET}\.){{3}}{OCTET}"),
         "ipv6" => format!("(({GROUP}:){{7}}{GROUP}|({GROUP}:){{1,6}}:{GROUP}|::1)"),
