@@ -1,9 +1,10 @@
-"""Three replicas of one bundle behind a published router (vllm-router, policy cache_aware), all on loopback.
+"""Three replicas of one bundle behind published routers (vllm-router, and sglang-router for chats), all on loopback.
 
     router_test.py --run oxide-run --bundle tiny.oxb
 
-Needs httpx and vllm-router in this Python. Each replica answers with a model name of its own, so that every answer
-tells who gave it; clients name no model. Nothing is timed: every wait polls for a condition and fails by name.
+Needs httpx, vllm-router and sglang-router in this Python. Behind vllm-router each replica answers with a model name of
+its own, so that every answer tells who gave it; clients name no model.
+Nothing is timed: every wait polls for a condition and fails by name.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import httpx
 HOST = "127.0.0.1"
 KEY = "secret-key"
 REPLICAS = 3
+MODEL = "oxide-tiny"
 PAGE = 16
 LONG = 1800  # tokens of an answer that is still under way when its replica is killed or drained
 # What a client may send again: the OpenAI clients do so by themselves.
@@ -56,9 +58,9 @@ def free_port() -> int:
 class Replica:
     """One `oxide-run … serve` process; `start` after a stop takes the same port again."""
 
-    def __init__(self, run: str, bundle: str, work: Path, client: httpx.AsyncClient, number: int):
+    def __init__(self, run: str, bundle: str, work: Path, client: httpx.AsyncClient, name: str, model: str = ""):
         self.run, self.bundle, self.work, self.client = run, bundle, work, client
-        self.name = f"replica-{number}"
+        self.name, self.model = name, model or name
         self.port = 0
         self.process = None
 
@@ -71,7 +73,7 @@ class Replica:
         port_file.unlink(missing_ok=True)
         # Plain code on one thread: answers last long enough to be met under way.
         command = [self.run, self.bundle, "serve", "--host", HOST, "--port", str(self.port), "--port-file", port_file,
-                   "--model-name", self.name, "--api-key", KEY, "--threads", "1", "--isa", "portable"]
+                   "--model-name", self.model, "--api-key", KEY, "--threads", "1", "--isa", "portable"]
         with open(self.work / f"{self.name}.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -108,11 +110,11 @@ class Replica:
 class Router:
     """The published router. Health checks read `/ready`, so that a draining replica counts as unhealthy at once."""
 
-    def __init__(self, replicas: list, work: Path, client: httpx.AsyncClient):
+    def __init__(self, module: str, replicas: list, work: Path, client: httpx.AsyncClient):
         self.client = client
         port = free_port()
         self.url = f"http://{HOST}:{port}"
-        command = [sys.executable, "-m", "vllm_router.launch_router", "--host", HOST, "--port", str(port),
+        command = [sys.executable, "-m", module, "--host", HOST, "--port", str(port),
                    "--prometheus-host", HOST, "--prometheus-port", str(free_port()),
                    "--worker-urls", *(replica.url for replica in replicas),
                    "--policy", "cache_aware", "--worker-startup-check-interval", "1",
@@ -121,7 +123,7 @@ class Router:
                    "--health-failure-threshold", "1", "--health-success-threshold", "1",
                    "--cb-failure-threshold", "3", "--cb-success-threshold", "1", "--cb-timeout-duration-secs", "1",
                    "--retry-max-retries", "5", "--retry-initial-backoff-ms", "20", "--retry-max-backoff-ms", "200"]
-        with open(work / "router.log", "wb") as log:
+        with open(work / f"{module}.log", "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
 
     async def healthy(self) -> set:
@@ -200,6 +202,16 @@ class Clients:
             self.read(answer, response.json())
         return answer
 
+    async def chat(self, messages: list) -> Answer:
+        """A whole answer to a conversation."""
+        body = {"model": MODEL, "messages": messages, "max_tokens": 16, "ignore_eos": True, "temperature": 0}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        response = await self.client.post(f"{self.router.url}/v1/chat/completions", headers=headers, json=body)
+        answer = Answer(status=response.status_code)
+        if response.status_code == 200:
+            self.read(answer, response.json())
+        return answer
+
     async def stream(self, prompt: str, tokens: int, answer: Answer | None = None) -> Answer:
         answer = answer or Answer()
         request = self.request(prompt, tokens)
@@ -231,7 +243,7 @@ class Clients:
             answer.tokens = usage["completion_tokens"]
             answer.cached = usage["prompt_tokens_details"]["cached_tokens"]
         for choice in chunk["choices"]:
-            answer.text += choice["text"]
+            answer.text += choice["text"] if "text" in choice else choice["message"]["content"]
             answer.finished |= choice["finish_reason"] is not None
 
 
@@ -426,19 +438,44 @@ async def drained(cluster: Cluster) -> str:
             f"{len(early) + len(late)} requests meanwhile, 0 failed; restarted, it answered within {sent} new prompts")
 
 
-PHASES = [balancing, prefix_cache, killed, whole_answers_survive, drained]
+async def chats(cluster: Cluster) -> str:
+    """Chats that go on find their pages, which only the replica that answered before has."""
+    families, turns = 9, 4
+    talks = [[{"role": "user", "content": prompt_of(f"chat{family}", 60)}] for family in range(families)]
+    found = 0
+    for turn in range(turns):
+        for talk, answer in zip(talks, await asyncio.gather(*map(cluster.clients.chat, talks))):
+            check(answer.whole, f"turn {turn}: {answer}")
+            bound = answer.cached < 3 * PAGE if turn == 0 else answer.cached >= 12 * PAGE
+            check(bound, f"turn {turn} found {answer.cached} cached tokens")
+            found += answer.cached
+            talk += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "And then?"}]
+    answered = await cluster.generations()
+    check(sum(answered.values()) == families * turns, f"{families * turns} requests sent, {answered} answered")
+    check(all(answered[replica.name] >= turns for replica in cluster.replicas), f"uneven: {answered}")
+    hits = sum([(await replica.metrics())["oxide_prefix_hit_tokens_total"] for replica in cluster.replicas])
+    check(hits == found, f"replicas count {hits} hit tokens, clients {found}")
+    return f"{families} chats × {turns} turns: {dict(sorted(answered.items()))}; {found} cached tokens"
 
 
-async def test(run: str, bundle: str, work: Path) -> None:
+# By router: the phases, and the model that all replicas serve ("": each its own name).
+ROUTERS = {
+    "vllm_router.launch_router": ([balancing, prefix_cache, killed, whole_answers_survive, drained], ""),
+    "sglang_router.launch_router": ([chats], MODEL),
+}
+
+
+async def test(run: str, bundle: str, work: Path, module: str) -> None:
+    phases, model = ROUTERS[module]
     async with httpx.AsyncClient(timeout=40, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
-        replicas = [Replica(run, bundle, work, client, number) for number in range(REPLICAS)]
+        replicas = [Replica(run, bundle, work, client, f"replica-{number}", model) for number in range(REPLICAS)]
         router = None
         try:
             await asyncio.gather(*(replica.start() for replica in replicas))
-            router = Router(replicas, work, client)
+            router = Router(module, replicas, work, client)
             await router.sees(replicas)
             cluster = Cluster(replicas, router, Clients(router, client))
-            for phase in PHASES:
+            for phase in phases:
                 started = time.monotonic()
                 told = await phase(cluster)
                 print(f"{phase.__name__} ({time.monotonic() - started:.1f} s): {told}", flush=True)
@@ -461,7 +498,8 @@ def main() -> None:
     arguments = arguments.parse_args()
     with tempfile.TemporaryDirectory() as work:
         try:
-            asyncio.run(test(arguments.run, arguments.bundle, Path(work)))
+            for module in ROUTERS:
+                asyncio.run(test(arguments.run, arguments.bundle, Path(work), module))
         except BaseException:
             for log in sorted(Path(work).glob("*.log")):
                 print(f"--- {log.name}\n" + "\n".join(telling(log)[-20:]), file=sys.stderr)
