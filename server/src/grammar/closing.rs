@@ -35,6 +35,8 @@ const SEARCHES: [Effort; 7] = [
 const SHORTEN_STEPS: u32 = 200;
 /// Tokens tried one by one.
 const TRIED_MAX: usize = 96;
+/// Bytes of witnesses that are read for them.
+const TRIED_BYTES_MAX: usize = 8_192;
 /// Tokens after which a new witness is searched for.
 const SEARCHED_MAX: usize = 6;
 /// Suffixes of an old witness that are tried before a new one is searched for.
@@ -178,9 +180,9 @@ impl Closing {
 
     /// Tokens of the mask after which a text is known that closes the output with `left` tokens.
     fn tried(&self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, words: &[u32]) -> Vec<u32> {
-        let mut kept = Vec::new();
-        let mut searches = 0;
-        for id in bits(words).filter(|id| !vocabulary.token(*id).is_empty()).take(TRIED_MAX) {
+        let (mut kept, mut searches) = (Vec::new(), 0);
+        let tried_max = (TRIED_BYTES_MAX / self.witness.len().max(1)).clamp(8, TRIED_MAX);
+        for id in bits(words).filter(|id| !vocabulary.token(*id).is_empty()).take(tried_max) {
             let rest = self.witness.strip_prefix(vocabulary.token(id)).unwrap_or(&self.witness);
             let bound = match closes(parser, vocabulary, &[id], rest) {
                 Some(bound) => Some(bound),

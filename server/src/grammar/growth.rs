@@ -42,9 +42,22 @@ pub(super) fn schema_growth(root: &Value) -> Growth {
             break;
         }
     }
-    let committed = schemas.iter().map(|schema| analysis.cost(schema).1).filter(|cost| *cost != ENDLESS).max().unwrap_or(0);
+    let added = |schema: &&Value| match analysis.cost(schema) {
+        // What an object at the top needs is part of the bound from the start; it is never entered again.
+        (least, most) if std::ptr::eq(*schema, root) && begins_once(root, &schemas) => most.saturating_sub(least),
+        (_, most) => most,
+    };
+    let committed = schemas.iter().map(added).filter(|cost| *cost != ENDLESS).max().unwrap_or(0);
     let shortest = Some(analysis.known(root)).filter(|cost| *cost != ENDLESS);
     Growth { shortest, committed: committed.max(8) }
+}
+
+/// Whether a schema is of objects alone, by its own keywords, and no reference leads to it.
+fn begins_once(root: &Value, schemas: &[&Value]) -> bool {
+    let plain = root.get("type").is_some_and(|kind| kind == "object")
+        && ["$ref", "anyOf", "oneOf", "allOf", "enum", "const"].iter().all(|keyword| root.get(*keyword).is_none());
+    let references = schemas.iter().filter_map(|schema| schema.get("$ref")?.as_str());
+    plain && !references.into_iter().any(|reference| resolve(root, reference).is_some_and(|target| std::ptr::eq(target, root)))
 }
 
 struct Analysis<'a> {

@@ -115,12 +115,9 @@ impl CallParser {
             // What began as markup and broke off is no content either.
             Place::Content => {
                 let held = std::mem::take(&mut self.held);
-                let text = if self.calls > 0 { held.trim_end() } else { &held };
-                let marks = OPEN.len().max(PYTHON_TAG.len());
-                let keeps = !(2..marks).any(|len| text.get(..len).is_some_and(|start| text.len() == len && is_partial_mark(start)));
-                if keeps {
-                    content.push_str(text);
-                }
+                let partial = [OPEN, CLOSE, PYTHON_TAG].iter().map(|mark| overlap(&held, mark)).max().unwrap_or(0);
+                let text = held.get(..held.len() - if partial > 2 { partial } else { 0 }).unwrap_or_default();
+                content.push_str(if self.calls > 0 { text.trim_end() } else { text });
             }
             Place::Call(scanner, raw) if !scanner.is_named() && !self.announced => {
                 // An unfinished object at the start of a Llama answer may be an answer in JSON.
@@ -269,10 +266,6 @@ fn add_arguments(calls: &mut Vec<CallDelta>, index: usize, text: &str) {
 /// Bytes at the end of `text` that `mark` may begin with.
 fn overlap(text: &str, mark: &str) -> usize {
     (1..mark.len()).rev().find(|len| mark.get(..*len).is_some_and(|start| text.ends_with(start))).unwrap_or(0)
-}
-
-fn is_partial_mark(text: &str) -> bool {
-    text.len() > 2 && [OPEN, CLOSE, PYTHON_TAG].iter().any(|mark| mark.starts_with(text))
 }
 
 #[cfg(test)]
