@@ -110,6 +110,7 @@ impl Served {
     /// # Errors
     /// 400 if the tokenizer refuses the text.
     pub(crate) fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<u32>, ApiError> {
+        self.refuse_oversized(&rendered.text(), "messages")?;
         rendered.encode(&self.model.text.tokenizer).map_err(|error| tokenizer_error("messages", &error))
     }
 
@@ -118,11 +119,40 @@ impl Served {
     /// # Errors
     /// 400 if the tokenizer refuses the text.
     pub(crate) fn encode_prompt(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
+        self.refuse_oversized(text, "prompt")?;
         let tokenizer = &self.model.text.tokenizer;
         let ids = if add_special_tokens { tokenizer.encode_prompt(text) } else { tokenizer.encode_with_control(text) };
         ids.map_err(|error| tokenizer_error("prompt", &error))
     }
+
+    /// Refuses a text that cannot fit the context, before memory is spent on all of it.
+    ///
+    /// Tokenizing takes a hundred times a text's size. A text of many bytes a token is counted piece by
+    /// piece first; cutting it into pieces adds a few tokens, which the slack covers.
+    fn refuse_oversized(&self, text: &str, param: &str) -> Result<(), ApiError> {
+        let context = self.rules.context_max as usize;
+        if text.len() <= context.saturating_mul(COUNTED_BYTES_PER_TOKEN) {
+            return Ok(());
+        }
+        let (mut rest, mut count) = (text, 0);
+        while !rest.is_empty() {
+            let (piece, tail) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+            count += self.model.text.tokenizer.encode_plain(piece).map_err(|error| tokenizer_error(param, &error))?.len();
+            rest = tail;
+            if count > context + context / 8 + 64 {
+                let message =
+                    format!("the prompt is {} bytes long and has more than {count} tokens; the context has {context}", text.len());
+                return Err(ApiError::context_length(param, message));
+            }
+        }
+        Ok(())
+    }
 }
+
+/// Texts with more bytes than this for each token of the context are counted before they are tokenized.
+const COUNTED_BYTES_PER_TOKEN: usize = 16;
+/// Size of the pieces in which they are counted.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// A float as its shortest decimal, not as the nearest double.
 pub(super) fn rounded(value: f32) -> Value {

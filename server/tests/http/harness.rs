@@ -133,7 +133,14 @@ impl Setup {
         }
         let text = TextEdge { tokenizer: tokenizer(), template: Some(template()) };
         let tool_dialect = oxide_bundle::manifest::ToolDialect::Hermes;
-        let model = ServedModel { tool_dialect, manifest, seal: Some("ab".repeat(32)), device: "scripted".to_owned(), text, engine: engine.clone() };
+        let model = ServedModel {
+            tool_dialect,
+            manifest,
+            seal: Some("ab".repeat(32)),
+            device: "scripted".to_owned(),
+            text,
+            engine: engine.clone(),
+        };
         let (stops, stopped) = tokio::sync::mpsc::unbounded_channel();
         let (bound, address) = channel();
         let options = self.options;

@@ -136,6 +136,17 @@ fn a_prompt_longer_than_the_context_is_told_both_numbers() {
 }
 
 #[test]
+fn a_prompt_of_megabytes_is_refused_before_it_is_tokenized_whole() {
+    let live = Live::start();
+    for text in ["a".repeat(4 << 20), "7".repeat(4 << 20), "é ".repeat(1 << 20)] {
+        let reply = live.complete(json!({"prompt": text}));
+        assert_eq!((reply.status, reply.error()["code"].as_str()), (400, Some("context_length_exceeded")));
+        let message = reply.error()["message"].as_str().expect("text").to_owned();
+        assert!(message.contains(&format!("{} bytes", text.len())) && message.contains(&CONTEXT.to_string()), "{message}");
+    }
+}
+
+#[test]
 fn a_prompt_is_truncated_on_request() {
     let live = Live::start();
     let prompt: Vec<u32> = (0..600).map(|id| id % 100).collect();
