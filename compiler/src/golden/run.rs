@@ -55,7 +55,9 @@ pub(super) fn greedy(
         runner.decode(&mut sequences, progress)
     })?;
     progress.finish();
-    sequences.into_iter().map(|sequence| sequence.vector(target)).collect()
+    let vectors = sequences.into_iter().map(|sequence| sequence.vector(target)).collect::<Result<Vec<_>, _>>()?;
+    // A prompt whose first step is a near tie binds no id, and so proves nothing.
+    Ok(vectors.into_iter().filter(|vector| !vector.ids.is_empty()).collect())
 }
 
 /// Ids that a reference confirms are the same on every machine. Others are made with the portable

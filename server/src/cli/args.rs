@@ -62,6 +62,8 @@ pub(super) enum IsaArg {
     Avx2,
     /// AVX-512
     Avx512,
+    /// AMX tiles of BF16, beside AVX-512
+    AmxBf16,
 }
 
 impl From<IsaArg> for Isa {
@@ -70,6 +72,7 @@ impl From<IsaArg> for Isa {
             IsaArg::Portable => Self::Portable,
             IsaArg::Avx2 => Self::Avx2,
             IsaArg::Avx512 => Self::Avx512,
+            IsaArg::AmxBf16 => Self::AmxBf16,
         }
     }
 }

@@ -50,8 +50,8 @@ pub fn run_golden(model: &LoadedModel) -> Result<GoldenReport, CliError> {
     report.checked = greedy.len() + tokenizer.len() + template.len();
     report.failures.extend(tokenizer.iter().enumerate().filter_map(|(index, vector)| check_text(&model.text, index, vector)));
     report.failures.extend(template.iter().enumerate().filter_map(|(index, vector)| check_template(&model.text, index, vector)));
-    let streams =
-        greedy.iter().map(|vector| Ok((vector, model.engine.submit(greedy_request(vector))?))).collect::<Result<Vec<_>, CliError>>()?;
+    let binding = greedy.iter().filter(|vector| !vector.ids.is_empty());
+    let streams = binding.map(|vector| Ok((vector, model.engine.submit(greedy_request(vector))?))).collect::<Result<Vec<_>, CliError>>()?;
     for (vector, stream) in streams {
         report.failures.extend(check_greedy(vector, stream)?);
     }

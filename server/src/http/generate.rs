@@ -120,7 +120,7 @@ pub(crate) async fn render(Shared(state): Shared<Arc<State>>, request: Request) 
     })
     .await?;
     let body = serde_json::json!({
-        "object": "chat.completion.prompt", "model": served.rules.model, "prompt": text, "tokens": ids, "count": ids.len(),
+        "object": "chat.completion.prompt", "model": served.rules.model, "prompt": text, "tokens": ids, "token_ids": ids, "count": ids.len(),
         "max_model_len": served.rules.context_max,
     });
     Ok(json(StatusCode::OK, body.to_string()))
