@@ -218,9 +218,16 @@ fn the_log_line_carries_the_request_id() {
         .spawn()
         .expect("the server starts");
     let mut log = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    // Lines of different tasks may come in any order, so those passed over are kept.
+    let mut passed: Vec<Value> = Vec::new();
     let mut line = |message: &str| -> Value {
-        let entries = log.by_ref().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
-        entries.into_iter().find(|entry| entry["fields"]["message"] == message).expect(message)["fields"].clone()
+        let wanted = |entry: &Value| entry["fields"]["message"] == message;
+        while !passed.iter().any(wanted) {
+            let text = log.next().expect("the log goes on");
+            passed.extend(serde_json::from_str::<Value>(&text).ok());
+        }
+        let at = passed.iter().position(wanted).expect("it is there");
+        passed.remove(at)["fields"].clone()
     };
     let address: SocketAddr = line("listening")["address"].as_str().expect("an address").parse().expect("an address");
     line("ready");
