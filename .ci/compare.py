@@ -1,4 +1,4 @@
-"""Greedy ids of a bundle against a reference made by transformers (see profiles/*/reference.py).
+"""Greedy ids of a bundle against a reference made by transformers (see profiles/oxide-tiny/reference.py).
 
     python compare.py OXIDE_RUN BUNDLE REFERENCE.json [GAP]
 
