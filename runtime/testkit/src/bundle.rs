@@ -24,14 +24,29 @@ fn build_folder() -> PathBuf {
 /// # Panics
 /// If it does not build.
 pub fn binary(package: &str) -> PathBuf {
+    build(&["--package", package, "--bin", package]).join(package)
+}
+
+/// Builds the fake CUDA driver, and returns its path.
+///
+/// # Panics
+/// If it does not build.
+pub(crate) fn fake_cuda() -> PathBuf {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    // With the whole workspace's features, as `cargo test --workspace` has built it already.
+    LIBRARY.get_or_init(|| build(&["--workspace", "--example", "fake_cuda"]).join("examples/libfake_cuda.so")).clone()
+}
+
+/// Builds something of ours in the profile of the running test, and returns the build folder.
+fn build(what: &[&str]) -> PathBuf {
     let folder = build_folder();
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", package, "--bin", package]).current_dir(repo());
+    cargo.args(["build", "--quiet"]).args(what).current_dir(repo());
     if folder.ends_with("release") {
         cargo.arg("--release");
     }
-    assert!(cargo.status().expect("cargo runs").success(), "{package} does not build");
-    folder.join(package)
+    assert!(cargo.status().expect("cargo runs").success(), "{what:?} does not build");
+    folder
 }
 
 /// The bundle of `oxide-tiny` for the cpu target, compiled by this build's `oxide-compile`.
@@ -40,18 +55,27 @@ pub fn binary(package: &str) -> PathBuf {
 /// If it does not compile.
 pub fn tiny_bundle() -> PathBuf {
     static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
-    BUNDLE.get_or_init(compile_tiny).clone()
+    BUNDLE.get_or_init(|| compile_tiny("cpu", "oxide-tiny.oxb")).clone()
 }
 
-fn compile_tiny() -> PathBuf {
+/// The bundle of `oxide-tiny` for the sm90 target.
+///
+/// # Panics
+/// If it does not compile.
+pub fn tiny_sm90_bundle() -> PathBuf {
+    static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
+    BUNDLE.get_or_init(|| compile_tiny("sm90", "oxide-tiny-sm90.oxb")).clone()
+}
+
+fn compile_tiny(target: &str, name: &str) -> PathBuf {
     let compiler = binary("oxide-compile");
-    let bundle = build_folder().join("oxide-tiny.oxb");
+    let bundle = build_folder().join(name);
     if is_newer(&bundle, &compiler) {
         return bundle;
     }
     // Other tests may do the same now: everyone writes a file of their own and renames it into place.
     let own = bundle.with_extension(format!("{}.oxb", std::process::id()));
-    let output = Command::new(compiler).args(["oxide-tiny", "--target", "cpu", "-o"]).arg(&own).current_dir(repo()).output();
+    let output = Command::new(compiler).args(["oxide-tiny", "--target", target, "-o"]).arg(&own).current_dir(repo()).output();
     let output = output.expect("the compiler runs");
     assert!(output.status.success(), "oxide-tiny does not compile: {}", String::from_utf8_lossy(&output.stderr));
     std::fs::rename(&own, &bundle).expect("the bundle can be renamed");

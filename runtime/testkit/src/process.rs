@@ -20,7 +20,14 @@ impl ServerProcess {
     /// # Panics
     /// If it ends before.
     pub fn start(program: impl AsRef<OsStr>, bundle: &Path, args: &[&str]) -> Self {
-        let mut command = Command::new(program);
+        Self::start_as(Command::new(program), bundle, args)
+    }
+
+    /// As [`Self::start`], with a command that has its program and perhaps an environment.
+    ///
+    /// # Panics
+    /// If it ends before it listens.
+    pub fn start_as(mut command: Command, bundle: &Path, args: &[&str]) -> Self {
         command.arg(bundle).args(["serve", "--port", "0", "--log-json"]).args(args);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the server starts");
         let stderr = child.stderr.take().expect("stderr is piped");

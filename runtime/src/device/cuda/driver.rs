@@ -44,7 +44,7 @@ pub enum CudaError {
 }
 
 /// Driver functions that are called; looked up first.
-const SYMBOLS: [&str; 45] = [
+const SYMBOLS: [&str; 46] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -90,7 +90,13 @@ const SYMBOLS: [&str; 45] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
+    "cuTensorMapEncodeTiled",
 ];
+
+impl CudaError {
+    /// Code of the driver for memory that is not there.
+    pub(super) const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
+}
 
 fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
     if result == sys::CUresult::CUDA_SUCCESS {
@@ -707,9 +713,10 @@ impl Stream {
         let recorded = body();
         let mut raw = null_mut();
         let ended = cu!(cuStreamEndCapture(self.0, &mut raw));
+        // Owned from here on, also when `body` failed half-way.
+        let mut graph = Graph { raw, exec: null_mut() };
         recorded?;
         ended?;
-        let mut graph = Graph { raw, exec: null_mut() };
         cu!(cuGraphInstantiateWithFlags(&mut graph.exec, graph.raw, 0))?;
         cu!(cuGraphUpload(graph.exec, self.0))?;
         Ok(graph)
@@ -777,6 +784,8 @@ unsafe impl Send for Graph {}
 pub(super) enum GraphNode {
     /// A kernel, by function.
     Kernel(Function),
+    /// A copy.
+    Copy,
     /// Anything else, by the driver's number.
     Other(u32),
 }
@@ -798,8 +807,10 @@ impl Graph {
 fn graph_node(node: sys::CUgraphNode) -> Result<GraphNode, CudaError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     cu!(cuGraphNodeGetType(node, &mut kind))?;
-    if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
-        return Ok(GraphNode::Other(kind as u32));
+    match kind {
+        sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL => {}
+        sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY => return Ok(GraphNode::Copy),
+        other => return Ok(GraphNode::Other(other as u32)),
     }
     // SAFETY: an all-zero parameter block is valid; the driver fills it.
     let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
@@ -815,5 +826,24 @@ impl Drop for Graph {
         if !self.raw.is_null() {
             let _ = cu!(cuGraphDestroy(self.raw));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SYMBOLS;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn exactly_the_functions_that_are_called_are_looked_up_first() {
+        let source = include_str!("driver.rs");
+        let names = |before: &str| -> BTreeSet<&str> {
+            let rest = source.split(before).skip(1);
+            rest.map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default())
+                .filter(|name| name.starts_with("cu") && name.chars().nth(2).is_some_and(char::is_uppercase))
+                .collect()
+        };
+        let called: BTreeSet<&str> = names("cu!(").union(&names("sys::")).copied().collect();
+        assert_eq!(called, SYMBOLS.into_iter().collect());
     }
 }

@@ -136,7 +136,7 @@ fn load_kernel(bundle: &Bundle, id: KernelId, modules: &[Module], device: &Devic
     Ok(Kernel { artifact: code.artifact, function, manifest })
 }
 
-fn differences(manifest: &ArtifactManifest, function: Function) -> Result<Option<String>, CudaError> {
+pub(super) fn differences(manifest: &ArtifactManifest, function: Function) -> Result<Option<String>, CudaError> {
     let registers = function.registers()?;
     if registers as u32 != manifest.registers {
         return Ok(Some(format!("has {registers} registers, its manifest says {}", manifest.registers)));
@@ -318,7 +318,7 @@ impl Binder<'_> {
 }
 
 /// Limits the outermost dimension to what the operand holds, so that a map never reaches past it.
-fn clamp_outer(dims: &mut [u64], strides: &[u64], bytes: u64) -> Option<()> {
+pub(super) fn clamp_outer(dims: &mut [u64], strides: &[u64], bytes: u64) -> Option<()> {
     if let (Some(outer), Some(stride)) = (dims.last_mut(), strides.last()) {
         *outer = (*outer).min(bytes.checked_div(*stride)?);
         return (*outer > 0).then_some(());
@@ -326,7 +326,7 @@ fn clamp_outer(dims: &mut [u64], strides: &[u64], bytes: u64) -> Option<()> {
     Some(())
 }
 
-fn geometry<'a>(map: &'a TensorMap, dims: &'a [u64], strides: &'a [u64]) -> TensorMapGeometry<'a> {
+pub(super) fn geometry<'a>(map: &'a TensorMap, dims: &'a [u64], strides: &'a [u64]) -> TensorMapGeometry<'a> {
     TensorMapGeometry {
         dtype: map.dtype,
         dims,

@@ -8,35 +8,35 @@
 
 mod driver;
 mod link;
+mod place;
+mod reserve;
 mod slots;
 mod upload;
 
 pub use driver::{CudaError, DeviceProperties};
 pub use link::LinkError;
+pub use place::{Argument, CudaPlace, KernelLaunch};
 pub use upload::UploadError;
 
 use super::{Device, DeviceError, DeviceInfo, LaunchCounters, StepInputs, StepOutputs};
 use crate::open::Weights;
-use driver::{Context, DeviceMemory, DevicePtr, Event, Graph, GraphNode, Module, PinnedMemory, Stream};
-use link::{Addresses, BoundStep, Kernel};
+use driver::{Context, Event, Graph, GraphNode, Module, PinnedMemory, Stream};
+use link::{BoundStep, Kernel};
 use oxide_bundle::Bundle;
 use oxide_bundle::container::layout::WEIGHT_CHUNK_BYTES;
-use oxide_bundle::ids::EntryId;
+use oxide_bundle::ids::{EntryId, StepId};
 use oxide_bundle::manifest::Target;
 use oxide_bundle::plan::{BatchClass, Bindings, Plan};
 use oxide_bundle::step::{InputSlot, OutputSlot, TOP_LOGPROBS_MAX};
-use slots::{InputLayout, OutputLayout, Padded};
+use reserve::{Reservation, reserve};
+use slots::{InputLayout, Padded};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Steps in flight: the host prepares one while the device runs another.
 const DEPTH: usize = 2;
-/// Device memory left to the driver and its context.
-const MEMORY_RESERVE_BYTES: u64 = 512 << 20;
 /// Changed spans of the block tables that are sent one by one: beyond, one transfer of all rows is quicker.
 const TABLE_SPANS_MAX: usize = 32;
-/// Alignment of the parts of the reservation.
-const PART_ALIGN: u64 = 2 << 20;
 
 /// How to link.
 #[derive(Copy, Clone, Debug)]
@@ -76,7 +76,7 @@ pub enum AdmitError {
     #[error(transparent)]
     Upload(#[from] UploadError),
     /// A graph holds something that is not sealed.
-    #[error("the graph of {entry} holds a node that is no sealed kernel: {node}")]
+    #[error("the graph of entry {entry} holds a node that is no sealed kernel: {node}")]
     ForeignNode {
         /// Entry.
         entry: EntryId,
@@ -126,16 +126,10 @@ struct ChangedRow {
 }
 
 struct InFlight {
+    entry: EntryId,
     slot: usize,
     rows: usize,
     top: bool,
-}
-
-/// Everything on the device, in one allocation.
-struct Reservation {
-    memory: DeviceMemory,
-    addresses: Addresses,
-    outputs: OutputLayout,
 }
 
 impl CudaDevice {
@@ -152,7 +146,7 @@ impl CudaDevice {
         let layouts: Vec<_> = plan.entries().iter().map(|entry| InputLayout::new(plan.bounds(), entry.class)).collect();
         let input_bytes = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
         let memory = reserve(bundle, &context, input_bytes, options.kv_pages)?;
-        zero(&stream, &memory, bundle)?;
+        memory.zero(&stream, bundle)?;
         upload::upload_weights(&context, &stream, bundle, weights, memory.addresses.weights, WEIGHT_CHUNK_BYTES as usize)?;
         let slots = (0..DEPTH).map(|_| StagingSlot::new(input_bytes, memory.outputs.bytes)).collect::<Result<_, _>>()?;
         let table_words = InputSlot::BlockTables.bytes(plan.bounds()) as usize / 4;
@@ -203,12 +197,20 @@ impl CudaDevice {
 
     fn capture(&self, entry: EntryId, steps: &[BoundStep]) -> Result<Graph, AdmitError> {
         let bindings = link::bound_of(&self.plan.entries()[entry.index()], self.memory.addresses.kv_pages);
-        let graph = self.stream.capture(|| run_steps(&self.stream, steps, bindings))?;
+        let recorded = self.stream.capture(|| {
+            let named = |(step, source)| LinkError::Driver { what: self.step_name(entry, steps, step), source }.into();
+            run_steps(&self.stream, steps, bindings).map_err(named)
+        });
+        let graph = recorded.map_err(|error| match error {
+            AdmitError::Cuda(source) => LinkError::Driver { what: format!("the graph of entry {entry}"), source }.into(),
+            other => other,
+        })?;
         let copies = steps.iter().any(|step| matches!(step, BoundStep::Copy { .. }));
         for node in graph.nodes()? {
             let sealed = match node {
                 GraphNode::Kernel(function) => self.kernels.iter().any(|kernel| kernel.function == function),
-                GraphNode::Other(_) => copies,
+                GraphNode::Copy => copies,
+                GraphNode::Other(_) => false,
             };
             if !sealed {
                 return Err(AdmitError::ForeignNode { entry, node: format!("{node:?}") });
@@ -268,14 +270,12 @@ impl CudaDevice {
         }
         let base = self.memory.addresses.inputs.offset(at);
         let staging = &mut self.slots[slot].inputs;
-        for &ChangedRow { row, first, end } in &self.changed_rows {
-            let word = row * stride + first;
-            slots::write_words(staging.bytes_mut(), at + 4 * word as u64, &self.table_shadow[word..row * stride + end], end - first, 0);
-            if self.changed_rows.len() <= TABLE_SPANS_MAX {
+        if self.changed_rows.len() <= TABLE_SPANS_MAX {
+            for &ChangedRow { row, first, end } in &self.changed_rows {
+                let word = row * stride + first;
+                slots::write_words(staging.bytes_mut(), at + 4 * word as u64, &self.table_shadow[word..row * stride + end], end - first, 0);
                 self.stream.upload(base.offset(4 * word as u64), staging, at as usize + 4 * word, 4 * (end - first))?;
             }
-        }
-        if self.changed_rows.len() <= TABLE_SPANS_MAX {
             return Ok(());
         }
         let rows = self.changed_rows.last().map_or(0, |changed| changed.row + 1);
@@ -287,17 +287,22 @@ impl CudaDevice {
         self.stream.upload_rows(base, staging, at as usize, width * 4, rows, stride * 4)
     }
 
-    fn run_program(&mut self, entry: usize, bindings: Bindings) -> Result<(), CudaError> {
+    fn run_program(&mut self, id: EntryId, bindings: Bindings) -> Result<(), DeviceError> {
+        let entry = id.index();
         let program = &mut self.programs[entry];
         match &program.graph {
-            Some(graph) => self.stream.replay(graph)?,
+            Some(graph) => {
+                let nodes = program.steps.len();
+                self.stream.replay(graph).map_err(|error| self.failed(&format!("{id}: replay of its graph of {nodes} steps"), &error))?;
+            }
             None => {
                 for step in &mut program.steps {
                     if let BoundStep::Launch(launch) = step {
                         launch.bind(bindings);
                     }
                 }
-                run_steps(&self.stream, &program.steps, bindings)?;
+                let failed = |(step, error)| self.failed(&self.step_name(id, &self.programs[entry].steps, step), &error);
+                run_steps(&self.stream, &self.programs[entry].steps, bindings).map_err(failed)?;
             }
         }
         for step in &self.programs[entry].steps {
@@ -322,8 +327,8 @@ impl CudaDevice {
         self.stream.record(&self.slots[slot].done)
     }
 
-    fn submit_inner(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), CudaError> {
-        self.ensure_current()?;
+    fn submit_inner(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
+        self.ensure_current().map_err(|error| self.failed("making the context current", &error))?;
         let class = self.plan.entries()[entry.index()].class;
         let padded = match class {
             BatchClass::Decode { seqs } => Padded { tokens: seqs as usize, seqs: seqs as usize, rows: seqs as usize },
@@ -333,14 +338,15 @@ impl CudaDevice {
         };
         let slot = self.next_slot;
         self.next_slot = (self.next_slot + 1) % self.slots.len();
-        self.send_inputs(entry.index(), inputs, padded, slot)?;
+        self.send_inputs(entry.index(), inputs, padded, slot)
+            .map_err(|error| self.failed(&format!("{entry}: sending its inputs"), &error))?;
         let kv_pages = self.memory.addresses.kv_pages;
         let bindings = Bindings { tokens: padded.tokens as u32, seqs: padded.seqs as u32, rows: padded.rows as u32, kv_pages };
-        self.run_program(entry.index(), bindings)?;
+        self.run_program(entry, bindings)?;
         let rows = inputs.rows() as usize;
         let top = slots::wants_top(inputs);
-        self.fetch_outputs(slot, rows, top)?;
-        self.in_flight.push_back(InFlight { slot, rows, top });
+        self.fetch_outputs(slot, rows, top).map_err(|error| self.failed(&format!("{entry}: fetching its outputs"), &error))?;
+        self.in_flight.push_back(InFlight { entry, slot, rows, top });
         Ok(())
     }
 
@@ -354,8 +360,23 @@ impl CudaDevice {
         if fits && lists_fit && self.in_flight.len() < DEPTH { Ok(()) } else { Err(over()) }
     }
 
-    fn failed(&self, error: &CudaError) -> DeviceError {
-        DeviceError::Failed { message: format!("{error} ({})", self.context.properties().name) }
+    /// Entry, step and kernel, as messages name them.
+    fn step_name(&self, entry: EntryId, steps: &[BoundStep], step: StepId) -> String {
+        match steps.get(step.index()) {
+            Some(BoundStep::Launch(launch)) => format!("{entry} {step} (kernel {})", self.kernels[launch.kernel].manifest.name),
+            Some(BoundStep::Copy { .. }) | None => format!("{entry} {step} (copy)"),
+        }
+    }
+
+    fn failed(&self, doing: &str, error: &CudaError) -> DeviceError {
+        DeviceError::Failed { message: format!("{doing}: {error} ({})", self.context.properties().name) }
+    }
+}
+
+impl Drop for CudaDevice {
+    /// What the fields own is freed on this thread, which need not be the one that ran the steps.
+    fn drop(&mut self) {
+        let _ = self.context.make_current();
     }
 }
 
@@ -364,12 +385,14 @@ fn launch_counters(bundle: &Bundle) -> LaunchCounters {
     LaunchCounters::new(artifacts.map(|entry| (entry.manifest.name.clone(), entry.manifest.sha256.clone())).collect())
 }
 
-fn run_steps(stream: &Stream, steps: &[BoundStep], bindings: Bindings) -> Result<(), CudaError> {
-    for step in steps {
-        match step {
-            BoundStep::Launch(launch) => stream.launch(launch.function, &launch.shape, &launch.params)?,
-            BoundStep::Copy { to, from, bytes } => stream.copy(*to, *from, u64::from(bytes.eval(bindings).unwrap_or(0)))?,
-        }
+/// Queues all steps; a failure names its step.
+fn run_steps(stream: &Stream, steps: &[BoundStep], bindings: Bindings) -> Result<(), (StepId, CudaError)> {
+    for (index, step) in steps.iter().enumerate() {
+        let queued = match step {
+            BoundStep::Launch(launch) => stream.launch(launch.function, &launch.shape, &launch.params),
+            BoundStep::Copy { to, from, bytes } => stream.copy(*to, *from, u64::from(bytes.eval(bindings).unwrap_or(0))),
+        };
+        queued.map_err(|error| (StepId(index as u32), error))?;
     }
     Ok(())
 }
@@ -393,63 +416,26 @@ fn check_target(bundle: &Bundle, device: &DeviceProperties) -> Result<(), AdmitE
     if device.capability != (9, 0) {
         wrong.push(format!("the bundle needs compute capability 9.0, {} has {}.{}", device.name, device.capability.0, device.capability.1));
     }
-    for entry in bundle.artifacts() {
-        if i64::from(device.driver) < i64::from(entry.manifest.driver_min) {
-            let needs = entry.manifest.driver_min;
-            wrong.push(format!("kernel {} needs driver API {needs}, this driver has {}", entry.manifest.name, device.driver));
-        }
+    // One kernel stands for all that need more than this driver.
+    if let Some(entry) = bundle.artifacts().iter().max_by_key(|entry| entry.manifest.driver_min)
+        && i64::from(device.driver) < i64::from(entry.manifest.driver_min)
+    {
+        let (name, needs) = (&entry.manifest.name, api_version(i64::from(entry.manifest.driver_min)));
+        let has = api_version(i64::from(device.driver));
+        wrong.push(format!("kernel {name} needs driver API {needs}, this driver has {has}: install a newer driver"));
     }
     if wrong.is_empty() { Ok(()) } else { Err(AdmitError::Target(wrong)) }
 }
 
-fn reserve(bundle: &Bundle, context: &Context, input_bytes: u64, kv_pages: Option<u32>) -> Result<Reservation, AdmitError> {
-    let plan = bundle.plan();
-    let ledger = &bundle.manifest().ledger;
-    let outputs = OutputLayout::new(plan.bounds());
-    let weight_bytes = (bundle.weights_range().len() as u64).next_multiple_of(PART_ALIGN);
-    let arena_bytes = plan.arena_bytes().next_multiple_of(PART_ALIGN);
-    let slot_bytes = (input_bytes.next_multiple_of(PART_ALIGN)) + outputs.bytes.next_multiple_of(PART_ALIGN);
-    let page_bytes = 2 * u64::from(plan.kv().layers) * plan.kv().plane_page_bytes();
-    let fixed_bytes = weight_bytes + arena_bytes + slot_bytes;
-    let (free, _) = context.memory()?;
-    let room = free.saturating_sub(MEMORY_RESERVE_BYTES + fixed_bytes) / page_bytes.max(1);
-    let wanted = kv_pages.unwrap_or_else(|| ledger.kv_pages_default.min(u32::try_from(room.saturating_sub(1)).unwrap_or(u32::MAX)));
-    // One page more than the pool has: padding rows append to it, and nobody reads it.
-    let pages = u64::from(wanted) + 1;
-    if wanted == 0 || pages > room {
-        let page_tokens = plan.kv().page_tokens;
-        return Err(AdmitError::Memory(format!(
-            "not enough device memory: {} B free of which {MEMORY_RESERVE_BYTES} stay reserved; weights {weight_bytes} B (fixed by the bundle), \
-             KV cache {} B ({wanted} pages of {page_tokens} tokens; --kv-memory), workspace {} B (--max-seqs and --max-context of oxide-compile)",
-            free,
-            pages * page_bytes,
-            arena_bytes + slot_bytes,
-        )));
-    }
-    let memory = DeviceMemory::alloc(fixed_bytes + pages * page_bytes)?;
-    let weights = memory.ptr();
-    let arena = weights.offset(weight_bytes);
-    let inputs = arena.offset(arena_bytes);
-    let outputs_at = inputs.offset(input_bytes.next_multiple_of(PART_ALIGN));
-    let kv = outputs_at.offset(outputs.bytes.next_multiple_of(PART_ALIGN));
-    let addresses = Addresses { weights, arena, kv, inputs, outputs: outputs_at, kv_pages: pages as u32 };
-    Ok(Reservation { memory, addresses, outputs })
-}
-
-/// Zeroes everything but the weights: state buffers start at zero, and no kernel ever reads a NaN that nobody wrote.
-fn zero(stream: &Stream, memory: &Reservation, bundle: &Bundle) -> Result<(), CudaError> {
-    let weight_bytes = bundle.weights_range().len() as u64 & !3;
-    let rest = memory.memory.bytes() - weight_bytes;
-    stream.fill(DevicePtr(memory.addresses.weights.0 + weight_bytes), 0, rest / 4)
+/// `13.0` of 13000.
+fn api_version(number: i64) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         let properties = self.context.properties();
-        DeviceInfo {
-            kind: "cuda",
-            name: format!("{} (driver API {}.{})", properties.name, properties.driver / 1000, properties.driver % 1000 / 10),
-        }
+        DeviceInfo { kind: "cuda", name: format!("{} (driver API {})", properties.name, api_version(i64::from(properties.driver))) }
     }
 
     fn plan(&self) -> &Arc<Plan> {
@@ -470,14 +456,14 @@ impl Device for CudaDevice {
 
     fn submit(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
         self.check_batch(entry, inputs)?;
-        self.submit_inner(entry, inputs).map_err(|error| self.failed(&error))
+        self.submit_inner(entry, inputs)
     }
 
     fn collect(&mut self, outputs: &mut StepOutputs) -> Result<(), DeviceError> {
-        let Some(InFlight { slot, rows, top }) = self.in_flight.pop_front() else {
+        let Some(InFlight { entry, slot, rows, top }) = self.in_flight.pop_front() else {
             return Err(DeviceError::Failed { message: "nothing was submitted".into() });
         };
-        self.slots[slot].done.wait().map_err(|error| self.failed(&error))?;
+        self.slots[slot].done.wait().map_err(|error| self.failed(&format!("{entry}: running its kernels"), &error))?;
         let layout = &self.memory.outputs;
         let bytes = self.slots[slot].outputs.bytes();
         let words = |which: OutputSlot, count: usize| &bytes[layout.offset(which) as usize..][..4 * count];
@@ -493,7 +479,7 @@ impl Device for CudaDevice {
         let page_bytes = self.plan.kv().plane_page_bytes();
         let plane_bytes = u64::from(self.memory.addresses.kv_pages) * page_bytes;
         let planes = 2 * u64::from(self.plan.kv().layers);
-        self.ensure_current().map_err(|error| self.failed(&error))?;
+        self.ensure_current().map_err(|error| self.failed("making the context current", &error))?;
         for &(from, to) in pairs {
             if from >= self.kv_pages || to >= self.kv_pages {
                 return Err(DeviceError::Failed { message: format!("copy of page {from} to {to} in a pool of {} pages", self.kv_pages) });
@@ -501,7 +487,8 @@ impl Device for CudaDevice {
             for plane in 0..planes {
                 let base = self.memory.addresses.kv.offset(plane * plane_bytes);
                 let at = |page: u32| base.offset(u64::from(page) * page_bytes);
-                self.stream.copy(at(to), at(from), page_bytes).map_err(|error| self.failed(&error))?;
+                let copied = self.stream.copy(at(to), at(from), page_bytes);
+                copied.map_err(|error| self.failed(&format!("copying page {from} to {to}"), &error))?;
             }
         }
         Ok(())

@@ -25,10 +25,12 @@ pub enum UploadError {
     Cuda(#[from] CudaError),
 }
 
+/// A slot that a hashing thread gives back: pinned memory is freed on the context's thread, whatever happened.
 struct Filled {
     chunk: usize,
-    bytes: usize,
     slot: PinnedMemory,
+    /// Bytes to send, or why none.
+    bytes: Result<usize, BundleError>,
 }
 
 /// Uploads the weights to `to`, and returns once they are there.
@@ -52,7 +54,7 @@ pub(super) fn upload_weights(
     }
     let free = Mutex::new(free_receiver);
     let next = AtomicUsize::new(0);
-    let (filled_sender, filled) = mpsc::channel::<Result<Filled, BundleError>>();
+    let (filled_sender, filled) = mpsc::channel::<Filled>();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             let filled = filled_sender.clone();
@@ -60,7 +62,10 @@ pub(super) fn upload_weights(
             scope.spawn(move || fill_slots(bundle, weights, chunk_bytes, total, next, free, &filled));
         }
         drop(filled_sender);
-        send_slots(stream, to, chunk_bytes, filled, free_sender)
+        let sent = send_slots(stream, to, chunk_bytes, &filled, free_sender);
+        // After a failure nothing more is hashed.
+        next.store(total, Ordering::Relaxed);
+        sent
     })
 }
 
@@ -72,7 +77,7 @@ fn fill_slots(
     total: usize,
     next: &AtomicUsize,
     free: &Mutex<mpsc::Receiver<PinnedMemory>>,
-    filled: &mpsc::Sender<Result<Filled, BundleError>>,
+    filled: &mpsc::Sender<Filled>,
 ) {
     loop {
         let chunk = next.fetch_add(1, Ordering::Relaxed);
@@ -82,12 +87,12 @@ fn fill_slots(
         let Some(mut slot) = free.lock().ok().and_then(|slots| slots.recv().ok()) else { return };
         let source = weights.bytes().get(chunk * chunk_bytes..).unwrap_or_default();
         let bytes = source.len().min(chunk_bytes);
-        let answer = bundle.verify_weight_chunk(chunk).map(|_| {
+        let bytes = bundle.verify_weight_chunk(chunk).map(|_| {
             slot.bytes_mut()[..bytes].copy_from_slice(&source[..bytes]);
-            Filled { chunk, bytes, slot }
+            bytes
         });
-        let failed = answer.is_err();
-        if filled.send(answer).is_err() || failed {
+        let failed = bytes.is_err();
+        if filled.send(Filled { chunk, slot, bytes }).is_err() || failed {
             return;
         }
     }
@@ -97,12 +102,12 @@ fn send_slots(
     stream: &Stream,
     to: DevicePtr,
     chunk_bytes: usize,
-    filled: mpsc::Receiver<Result<Filled, BundleError>>,
+    filled: &mpsc::Receiver<Filled>,
     free: mpsc::Sender<PinnedMemory>,
 ) -> Result<(), UploadError> {
     let mut in_flight = std::collections::VecDeque::new();
-    for answer in filled {
-        let Filled { chunk, bytes, slot } = answer?;
+    for Filled { chunk, slot, bytes } in filled {
+        let bytes = bytes?;
         stream.upload(to.offset((chunk * chunk_bytes) as u64), &slot, 0, bytes)?;
         let sent = Event::new()?;
         stream.record(&sent)?;
