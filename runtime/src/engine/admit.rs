@@ -22,6 +22,7 @@ struct Hits {
 impl Core {
     /// Admits what fits beside the running sequences: first the preempted, then the queue, in order.
     pub(super) fn admit(&mut self) {
+        self.rounds += 1;
         if self.preempted.is_empty() && self.queue.is_empty() {
             return;
         }
@@ -33,9 +34,14 @@ impl Core {
             let placed = if self.preempted.is_empty() { self.admit_next() } else { self.resume_next() };
             match placed {
                 Some(tokens) => room = room.saturating_sub(tokens),
-                None => return,
+                None => {
+                    self.crowded = !self.preempted.is_empty() || !self.queue.is_empty();
+                    return;
+                }
             }
         }
+        let width = if self.preempted.is_empty() { self.queue.peek().map_or(0, |group| group.request.n) } else { 1 };
+        self.crowded = self.active_seqs + width > self.seqs_max;
     }
 
     /// Places the next waiting request; its tokens to compute, or `None` if there is none or it does not fit.
@@ -61,7 +67,7 @@ impl Core {
     fn enter(&mut self, mut group: Group, hits: Hits, reserve: u32, proven: bool) -> u32 {
         let request = &group.request;
         let cached_tokens = hits.pages.len() as u32 * self.page_tokens;
-        self.shared.load.leave(request.prompt.len() as u64, u64::from(request.n));
+        self.shared.load.leave(group.place, request.prompt.len() as u64, u64::from(request.n));
         self.stats.admitted += 1;
         self.stats.prefix_queries += request.prompt.len() as u64;
         self.stats.prefix_hits += u64::from(cached_tokens);

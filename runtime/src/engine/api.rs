@@ -113,7 +113,7 @@ pub struct EngineRequest {
     pub fair_key: u64,
     /// When the request is given up with [`FinishReason::Deadline`].
     pub deadline: Option<Instant>,
-    /// Longest wait before admission; then [`RejectReason::QueueTime`].
+    /// Longest wait before admission; then [`RejectReason::QueueTime`]. Zero refuses what finds no slots or pages at once.
     pub queue_time_max: Option<Duration>,
 }
 
@@ -129,7 +129,8 @@ pub struct TokenLogprobs {
 /// Why a choice ended.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop id was drawn (it is the last token reported), or the mask is complete.
+    /// A stop id was drawn (it is the last token reported), the mask is complete, or the reader ended the
+    /// choice ([`EventStream::end_choice`](super::EventStream::end_choice)).
     Stop,
     /// `max_tokens` or the context is used up.
     Length,
@@ -142,8 +143,8 @@ pub enum FinishReason {
 /// Why a request was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RejectReason {
-    /// The waiting queue is full.
-    #[error("the queue is full ({limit} requests waiting)")]
+    /// No slot is free, and the line of requests that wait for one is full.
+    #[error("the queue is full ({limit} requests wait for a free slot)")]
     QueueFull {
         /// Its bound.
         limit: usize,

@@ -111,7 +111,7 @@ impl Core {
         if !sent {
             self.shared.give_up(&group.cancel);
         }
-        let end = end_after(seq, group, id);
+        let end = end_after(seq, group, id).or_else(|| group.cancel.choice_ended(seq.choice).then_some(End::Finished(FinishReason::Stop)));
         if let Some(end) = end {
             self.end_seq(slot, end);
         }
@@ -136,6 +136,7 @@ impl Core {
             self.terminals.push((group.events.clone(), end.event(choice, seq.drawn(), trace(&seq, group))));
         }
         let (key, closed) = (group.request.fair_key, group.open_count() == 0);
+        self.shared.load.release(u64::from(seq.width()));
         self.count_end(end, seq.width(), seq.drawn());
         if closed {
             self.groups.remove(seq.group);
@@ -171,12 +172,14 @@ impl Core {
             let event = end.event(choice, 0, ChoiceTrace { queue, ..ChoiceTrace::default() });
             self.terminals.push((group.events.clone(), event));
         }
+        self.shared.load.release(u64::from(group.request.n));
         self.count_end(end, group.request.n, 0);
     }
 
     /// Refuses a request that was never admitted.
     pub(super) fn reject(&mut self, group: &Group, reason: RejectReason) {
         self.stats.rejected += 1;
+        self.shared.load.release(u64::from(group.request.n));
         self.terminals.push((group.events.clone(), EngineEvent::Rejected(reason)));
     }
 }

@@ -1,7 +1,7 @@
 //! The engine thread's state and loop.
 //!
 //! ```text
-//!   receive → sweep (cancelled, late) → submit while the device takes more → collect the oldest → commit
+//!   receive → sweep (cancelled, late) → submit while the device takes more → sweep (late) → collect the oldest → commit
 //! ```
 //!
 //! With a device of depth 2, step `k + 1` is submitted before step `k` is collected: its sequences
@@ -13,7 +13,7 @@ use super::api::{EngineEvent, EngineStats, FinishReason, RejectReason};
 use super::assemble::Assembler;
 use super::commit::End;
 use super::events::EventSender;
-use super::group::Group;
+use super::group::{Group, Round};
 use super::handle::{Message, Submission};
 use super::options::EngineHealth;
 use super::pager::Pager;
@@ -106,6 +106,10 @@ pub(super) struct Core {
     pub(super) meter: RateMeter,
     pub(super) meter_mark: Instant,
     cancels_seen: u64,
+    /// Rounds of admission so far.
+    pub(super) rounds: u64,
+    /// Whether the last round ended for want of slots or pages.
+    pub(super) crowded: bool,
     /// Earliest time at which something may be late.
     look_again: Option<Instant>,
 }
@@ -144,6 +148,8 @@ impl Core {
             meter: RateMeter::default(),
             meter_mark: now,
             cancels_seen: 0,
+            rounds: 0,
+            crowded: false,
             look_again: None,
             device,
             shared,
@@ -158,11 +164,16 @@ impl Core {
             self.now = Instant::now();
             self.receive();
             self.sweep();
+            if !self.terminals.is_empty() {
+                // Those that were swept away do not wait for the next step to hear of it.
+                self.speak();
+            }
             if self.winds_down() {
                 return self.discard_in_flight();
             }
             let paused = self.shared.paused.load(Ordering::Acquire);
             while !paused && self.in_flight.len() < depth && self.submit_step()? {}
+            self.refuse_late();
             if self.in_flight.is_empty() {
                 if !self.speak() {
                     self.rest(paused);
@@ -207,8 +218,8 @@ impl Core {
         }
     }
 
-    fn enqueue(&mut self, Submission { request, events, cancel, submitted }: Submission) {
-        let (key, group) = (request.fair_key, Group::new(request, events, cancel, submitted));
+    fn enqueue(&mut self, submission: Submission) {
+        let (key, group) = (submission.request.fair_key, Group::new(submission, self.rounds));
         if let Some(until) = group.waiting_until() {
             self.look_again_at(until);
         }
@@ -225,10 +236,14 @@ impl Core {
         self.cancels_seen = cancels;
         self.look_again = None;
         self.sweep_queue();
+        self.end_unwanted_choices();
         for slot in self.groups.slots().collect::<Vec<_>>() {
-            let group = &self.groups[slot];
-            if group.is_cancelled() {
+            let Some(group) = self.groups.get(slot) else { continue };
+            if let Some(cancelled) = group.cancel.cancelled_at() {
+                // Choices that ended before the rest was given up did end.
+                self.end_unwanted_choices();
                 self.end_group(slot, End::Finished(FinishReason::Cancelled));
+                self.shared.cancel_to_free.observe(cancelled.elapsed(), 1);
             } else if let Some(deadline) = group.request.deadline {
                 match self.now >= deadline {
                     true => self.end_group(slot, End::Finished(FinishReason::Deadline)),
@@ -238,9 +253,33 @@ impl Core {
         }
     }
 
+    /// Ends the choices whose reader found their end. What still stands for several choices goes on until it has split.
+    fn end_unwanted_choices(&mut self) {
+        let all = self.running.iter().chain(&self.preempted).copied();
+        let unwanted = all.filter(|slot| {
+            let seq = &self.seqs[*slot];
+            seq.forks == 0 && self.groups[seq.group].cancel.choice_ended(seq.choice)
+        });
+        for slot in unwanted.collect::<Vec<_>>() {
+            self.end_seq(slot, End::Finished(FinishReason::Stop));
+        }
+    }
+
+    /// Answers those that found no place in time before the step is waited for.
+    fn refuse_late(&mut self) {
+        if self.look_again.is_some_and(|time| self.now >= time) {
+            self.sweep();
+            if !self.terminals.is_empty() {
+                self.speak();
+            }
+        }
+    }
+
     fn sweep_queue(&mut self) {
         let (now, mut gone, mut next) = (self.now, Vec::new(), None::<Instant>);
-        let late = |group: &Group| group.waiting_until().is_some_and(|until| now >= until);
+        let paused = self.shared.paused.load(Ordering::Acquire);
+        let round = Round { number: if paused { u64::MAX } else { self.rounds }, crowded: paused || self.crowded };
+        let late = |group: &Group| group.is_late(now, round);
         self.queue.remove_if(|group| group.is_cancelled() || late(group), |group| gone.push(group));
         for until in self.queue.iter().filter_map(Group::waiting_until) {
             next = Some(next.map_or(until, |next| next.min(until)));
@@ -259,7 +298,7 @@ impl Core {
     }
 
     fn leave_queue(&mut self, group: &Group) {
-        self.shared.load.leave(u64::from(group.prompt_tokens()), u64::from(group.request.n));
+        self.shared.load.leave(group.place, u64::from(group.prompt_tokens()), u64::from(group.request.n));
     }
 
     fn reject_late(&mut self, group: &Group) {

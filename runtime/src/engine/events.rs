@@ -6,9 +6,9 @@
 //! missing terminal events itself, so that each choice has exactly one in every case.
 
 use super::api::{EngineEvent, EngineRequest, RejectReason};
+use super::cancel::Cancel;
 use super::shared::Shared;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc;
 
@@ -31,7 +31,7 @@ impl EventSender {
 }
 
 /// Makes both ends. `cancel` is raised when the stream is dropped.
-pub(super) fn channel(request: &EngineRequest, shared: Arc<Shared>, cancel: Arc<AtomicBool>, serial: u64) -> (EventSender, EventStream) {
+pub(super) fn channel(request: &EngineRequest, shared: Arc<Shared>, cancel: Arc<Cancel>, serial: u64) -> (EventSender, EventStream) {
     let (events, receiver) = mpsc::channel(capacity(request, shared.options.events_max));
     let stream =
         EventStream { events: receiver, open: vec![true; request.n as usize], any: false, id: request.id.clone(), serial, cancel, shared };
@@ -56,7 +56,7 @@ pub struct EventStream {
     any: bool,
     id: String,
     serial: u64,
-    cancel: Arc<AtomicBool>,
+    cancel: Arc<Cancel>,
     shared: Arc<Shared>,
 }
 
@@ -103,7 +103,15 @@ impl EventStream {
 
     /// Asks the engine to stop; terminal events still come.
     pub fn cancel(&self) {
-        self.cancel.store(true, Ordering::Release);
+        self.cancel.cancel();
+        self.shared.announce_cancel();
+    }
+
+    /// Asks the engine to end `choice` as stopped, because its reader found its end; the other choices go
+    /// on as they would have. Its terminal event still comes. A choice that drew nothing yet ends with its
+    /// first token.
+    pub fn end_choice(&self, choice: u32) {
+        self.cancel.end_choice(choice);
         self.shared.announce_cancel();
     }
 

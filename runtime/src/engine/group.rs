@@ -1,19 +1,34 @@
 //! An accepted request while it lives in the engine: what its choices have in common.
 
 use super::api::{EngineRequest, TokenLogprobs};
+use super::cancel::Cancel;
 use super::events::EventSender;
+use super::handle::Submission;
 use super::sequence::PageKeys;
+use super::stats::Place;
 use oxide_bundle::step::{NONE, SamplingRow};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The newest round of admission.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Round {
+    /// Rounds so far.
+    pub(super) number: u64,
+    /// Whether slots or pages ran out.
+    pub(super) crowded: bool,
+}
 
 /// An accepted request.
 pub(super) struct Group {
     pub(super) request: EngineRequest,
     pub(super) events: EventSender,
-    pub(super) cancel: Arc<AtomicBool>,
+    pub(super) cancel: Arc<Cancel>,
     pub(super) submitted: Instant,
+    /// How it waits.
+    pub(super) place: Place,
+    /// Rounds of admission before it came.
+    pub(super) round: u64,
     pub(super) admitted: Option<Instant>,
     /// Order of admission; older is smaller.
     pub(super) order: u64,
@@ -35,7 +50,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub(super) fn new(request: EngineRequest, events: EventSender, cancel: Arc<AtomicBool>, submitted: Instant) -> Self {
+    pub(super) fn new(Submission { request, events, cancel, submitted, place }: Submission, round: u64) -> Self {
         let sampling = &request.sampling;
         let bias = merge_bias(&sampling.logit_bias, &[]);
         let bias_no_stop = merge_bias(&sampling.logit_bias, &request.stop_ids);
@@ -57,6 +72,8 @@ impl Group {
             events,
             cancel,
             submitted,
+            place,
+            round,
             admitted: None,
             order: 0,
             cached_tokens: 0,
@@ -75,7 +92,7 @@ impl Group {
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.cancel.load(Ordering::Acquire)
+        self.cancel.is_cancelled()
     }
 
     pub(super) fn prompt_tokens(&self) -> u32 {
@@ -85,6 +102,14 @@ impl Group {
     /// Bias entries of a row that draws completion token `index`. A mask takes stop ids out by itself.
     pub(super) fn bias_at(&self, index: u32, masked: bool) -> &[(u32, f32)] {
         if index < self.request.min_tokens && !masked { &self.bias_no_stop } else { &self.bias }
+    }
+
+    /// Whether the request has waited too long: past its deadline, or past its longest wait though a round
+    /// of admission looked at it. A longest wait of zero is for slots and pages alone, not for the turn to prefill.
+    pub(super) fn is_late(&self, now: Instant, round: Round) -> bool {
+        let waited = now.saturating_duration_since(self.submitted);
+        let found_no_place = |wait: Duration| waited >= wait && round.number > self.round && (!wait.is_zero() || round.crowded);
+        self.request.deadline.is_some_and(|deadline| now >= deadline) || self.request.queue_time_max.is_some_and(found_no_place)
     }
 
     /// When the request is to be looked at again while it waits.

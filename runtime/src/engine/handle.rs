@@ -1,15 +1,18 @@
 //! The engine as others see it: start, submit, abort, drain, stop.
 
 use super::api::{EngineRequest, EngineStats, RejectReason};
+use super::cancel::Cancel;
 use super::core::Core;
 use super::events::{EventSender, EventStream, channel};
+use super::histogram::Histogram;
 use super::options::{Backlog, EngineHealth, EngineLimits, EngineOptions};
 use super::request::check_request;
 use super::scheduler::Scheduler;
 use super::shared::{Shared, WindDown};
+use super::stats::Place;
 use crate::device::{Device, LaunchCounters};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -77,8 +80,9 @@ pub(super) enum Message {
 pub(super) struct Submission {
     pub(super) request: EngineRequest,
     pub(super) events: EventSender,
-    pub(super) cancel: Arc<AtomicBool>,
+    pub(super) cancel: Arc<Cancel>,
     pub(super) submitted: Instant,
+    pub(super) place: Place,
 }
 
 /// A handle to the engine thread. When the last one is dropped the engine drains and ends.
@@ -121,16 +125,17 @@ impl EngineHandle {
         }
         check_request(&request, &shared.limits)?;
         let (prompt, choices) = (request.prompt.len() as u64, u64::from(request.n));
-        if !shared.load.enter(shared.options.queue_max, prompt, choices) {
+        let Some(place) = shared.load.enter(shared.options.queue_max, shared.limits.seqs_max, prompt, choices) else {
             return Err(RejectReason::QueueFull { limit: shared.options.queue_max, retry_after: shared.load.backlog().room });
-        }
-        let cancel = Arc::new(AtomicBool::new(false));
+        };
+        let cancel = Arc::new(Cancel::new(request.n));
         let serial = shared.serial.fetch_add(1, Ordering::Relaxed);
         let (events, stream) = channel(&request, Arc::clone(shared), Arc::clone(&cancel), serial);
         shared.lock_open().entry(request.id.clone()).or_default().push((serial, Arc::clone(&cancel)));
-        let submission = Box::new(Submission { request, events, cancel, submitted: Instant::now() });
+        let submission = Box::new(Submission { request, events, cancel, submitted: Instant::now(), place });
         if self.inner.submissions.send(Message::Submit(submission)).is_err() {
-            shared.load.leave(prompt, choices);
+            shared.load.leave(place, prompt, choices);
+            shared.load.release(choices);
             return Err(RejectReason::Draining);
         }
         shared.wake();
@@ -153,7 +158,7 @@ impl EngineHandle {
     pub fn abort(&self, id: &str) -> bool {
         let found = match self.inner.shared.lock_open().get(id) {
             None => return false,
-            Some(flags) => flags.iter().map(|(_, flag)| flag.store(true, Ordering::Release)).count() > 0,
+            Some(flags) => flags.iter().map(|(_, flag)| flag.cancel()).count() > 0,
         };
         self.inner.shared.announce_cancel();
         found
@@ -212,6 +217,11 @@ impl EngineHandle {
     pub fn pause(&self) {
         self.inner.shared.paused.store(true, Ordering::Release);
         self.inner.shared.wake();
+    }
+
+    /// How long cancelled requests kept their slots and pages, from the moment that their client was known to be gone.
+    pub fn cancel_to_free(&self) -> &Histogram {
+        &self.inner.shared.cancel_to_free
     }
 
     /// Launches of each sealed artifact, on devices that have some.

@@ -7,11 +7,13 @@
 mod admit;
 pub mod api;
 mod assemble;
+mod cancel;
 mod commit;
 mod core;
 mod events;
 mod group;
 mod handle;
+mod histogram;
 mod options;
 mod pager;
 mod prefix;
@@ -32,5 +34,6 @@ pub use api::{
 };
 pub use events::EventStream;
 pub use handle::{Engine, EngineHandle};
+pub use histogram::{BUCKETS_S, Histogram};
 pub use options::{Backlog, EngineHealth, EngineLimits, EngineOptions};
 pub use prefix::{Miss, PrefixProbe};

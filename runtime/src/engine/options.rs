@@ -6,7 +6,8 @@ use std::time::Duration;
 /// Choices of the operator. Every default is meant for a server on a machine of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Requests that may wait for admission; the next one is refused with `QueueFull`. Default 256.
+    /// Requests that may wait beyond those for whose choices sequence slots are free; the next one is
+    /// refused with `QueueFull`. 0 refuses whatever finds no free slot. Default 256.
     pub queue_max: usize,
     /// Events that a stream buffers at most. A stream has room for everything its request can send,
     /// up to this many events; a client that lets more pile up is cancelled. Default 65,536.

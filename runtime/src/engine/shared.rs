@@ -3,6 +3,8 @@
 //! The thread is woken by unparking it, never by a message, so that nothing here can fill up.
 
 use super::api::EngineStats;
+use super::cancel::Cancel;
+use super::histogram::Histogram;
 use super::options::{EngineHealth, EngineLimits, EngineOptions};
 use super::stats::{Load, SharedStats};
 use std::collections::HashMap;
@@ -21,7 +23,7 @@ pub(super) enum WindDown {
 }
 
 /// Cancel flags of open streams with the streams' serials, by request id.
-type OpenStreams = HashMap<String, Vec<(u64, Arc<AtomicBool>)>>;
+type OpenStreams = HashMap<String, Vec<(u64, Arc<Cancel>)>>;
 
 /// What handles, streams and the engine thread share.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(super) struct Shared {
     pub(super) load: Load,
     /// Raised whenever some request's cancel flag was; the engine then looks at all of them.
     pub(super) cancels: AtomicU64,
+    /// From a cancellation to the return of the request's slots and pages, in admitted requests.
+    pub(super) cancel_to_free: Histogram,
     pub(super) paused: AtomicBool,
     pub(super) drain: AtomicBool,
     pub(super) stop: AtomicBool,
@@ -51,6 +55,7 @@ impl Shared {
             stats: SharedStats::default(),
             load: Load::default(),
             cancels: AtomicU64::new(0),
+            cancel_to_free: Histogram::default(),
             paused: AtomicBool::new(false),
             drain: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -85,8 +90,8 @@ impl Shared {
     }
 
     /// Cancels a request whose client is gone or too slow, at the engine's next sweep.
-    pub(super) fn give_up(&self, cancel: &AtomicBool) {
-        cancel.store(true, Ordering::Release);
+    pub(super) fn give_up(&self, cancel: &Cancel) {
+        cancel.cancel();
         self.cancels.fetch_add(1, Ordering::AcqRel);
     }
 

@@ -137,11 +137,24 @@ fn from_words(words: [u64; FIELDS]) -> EngineStats {
     }
 }
 
+/// How a request waits.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// For its turn: when it came, a slot was free for each of its choices.
+    Slots,
+    /// For slots, in the line whose length is bounded.
+    Line,
+}
+
 /// Work outstanding and the recent rate. Gauges are kept by whoever changes them; averages by the engine.
 #[derive(Debug, Default)]
 pub(super) struct Load {
-    /// Requests waiting, those on their way to the engine thread included. The queue's bound is on this.
+    /// Requests waiting, those on their way to the engine thread included.
     pub(super) waiting: AtomicUsize,
+    /// Those of them that found no free slot. The queue's bound is on this.
+    lined: AtomicUsize,
+    /// Sequences running, preempted or waited for.
+    claimed: AtomicU64,
     /// Their prompt tokens.
     pub(super) waiting_prompt: AtomicU64,
     /// Their choices.
@@ -159,22 +172,37 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Takes a place in the queue, if fewer than `limit` are taken.
-    pub(super) fn enter(&self, limit: usize, prompt: u64, choices: u64) -> bool {
-        let room = |waiting: usize| (waiting < limit).then_some(waiting + 1);
-        if self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
-            return false;
-        }
+    /// Claims a slot for each choice where all `slots` are not claimed yet, or else a place in the line of
+    /// those that wait for one, if fewer than `limit` are in it.
+    pub(super) fn enter(&self, limit: usize, slots: u32, prompt: u64, choices: u64) -> Option<Place> {
+        let fits = |claimed: u64| (claimed + choices <= u64::from(slots)).then_some(claimed + choices);
+        let room = |lined: usize| (lined < limit).then_some(lined + 1);
+        let place = if self.claimed.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok() {
+            Place::Slots
+        } else {
+            self.lined.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).ok()?;
+            self.claimed.fetch_add(choices, Ordering::AcqRel);
+            Place::Line
+        };
+        self.waiting.fetch_add(1, Ordering::AcqRel);
         self.waiting_prompt.fetch_add(prompt, Ordering::Relaxed);
         self.waiting_choices.fetch_add(choices, Ordering::Relaxed);
-        true
+        Some(place)
     }
 
-    /// Gives the place back.
-    pub(super) fn leave(&self, prompt: u64, choices: u64) {
+    /// Ends the wait; what is claimed stays so until [`Load::release`].
+    pub(super) fn leave(&self, place: Place, prompt: u64, choices: u64) {
+        if place == Place::Line {
+            self.lined.fetch_sub(1, Ordering::AcqRel);
+        }
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         self.waiting_prompt.fetch_sub(prompt, Ordering::Relaxed);
         self.waiting_choices.fetch_sub(choices, Ordering::Relaxed);
+    }
+
+    /// Gives back what ended choices had claimed.
+    pub(super) fn release(&self, choices: u64) {
+        self.claimed.fetch_sub(choices, Ordering::AcqRel);
     }
 
     /// Sets the recent rate in tokens a second.

@@ -2,7 +2,10 @@
 
 mod admission;
 mod cache;
+mod choices;
+mod faults;
 mod lifecycle;
+mod queueing;
 mod random;
 mod real;
 mod sampling;

@@ -11,6 +11,7 @@ enum Act {
     Submit { prompt: u32, len: u32, max_tokens: u32, n: u32, key: u64, penalties: bool, patience_ms: Option<u64> },
     Cancel(usize),
     Drop(usize),
+    EndChoice(usize, u32),
     Read(usize),
     Pause,
     Resume,
@@ -25,6 +26,7 @@ fn act() -> impl Strategy<Value = Act> {
         6 => submit,
         1 => (0usize..20).prop_map(Act::Cancel),
         1 => (0usize..20).prop_map(Act::Drop),
+        2 => ((0usize..20), 0u32..4).prop_map(|(index, choice)| Act::EndChoice(index, choice)),
         2 => (0usize..20).prop_map(Act::Read),
         1 => Just(Act::Pause),
         2 => Just(Act::Resume),
@@ -35,18 +37,20 @@ struct Open {
     stream: EventStream,
     request: EngineRequest,
     cancelled: bool,
+    ended: Vec<u32>,
 }
 
 fn check_end(open: Open) {
-    let Open { stream, request, cancelled } = open;
+    let Open { stream, request, cancelled, ended } = open;
     let outcome = read(stream, request.n as usize);
     let whole = greedy(&request.prompt, request.max_tokens as usize, VOCAB);
-    for (tokens, end) in outcome.tokens.iter().zip(&outcome.ends) {
+    for ((choice, tokens), end) in (0..).zip(&outcome.tokens).zip(&outcome.ends) {
         if request.sampling.presence_penalty == 0.0 {
             assert!(whole.starts_with(tokens), "{tokens:?} of {whole:?}");
         }
         match end {
             Some(End::Finished(FinishReason::Length)) => assert_eq!(tokens.len(), request.max_tokens as usize),
+            Some(End::Finished(FinishReason::Stop)) => assert!(ended.contains(&choice)),
             Some(End::Finished(FinishReason::Cancelled)) => assert!(cancelled),
             Some(End::Finished(FinishReason::Deadline) | End::Rejected(RejectReason::Deadline)) => assert!(request.deadline.is_some()),
             other => panic!("{other:?}"),
@@ -65,7 +69,7 @@ fn play(acts: Vec<Act>, script: Script, options: EngineOptions) {
                 let deadline = patience_ms.map(|patience| Instant::now() + Duration::from_millis(patience));
                 let request = EngineRequest { n, fair_key: key, sampling, deadline, ..request(&prompt(seed, len), max_tokens) };
                 match engine.submit(request.clone()) {
-                    Ok(stream) => open.push(Open { stream, request, cancelled: false }),
+                    Ok(stream) => open.push(Open { stream, request, cancelled: false, ended: Vec::new() }),
                     Err(RejectReason::QueueFull { .. } | RejectReason::NeverFits { .. }) => {}
                     Err(other) => panic!("{other:?}"),
                 }
@@ -75,12 +79,17 @@ fn play(acts: Vec<Act>, script: Script, options: EngineOptions) {
                 open[index].cancelled = true;
                 open[index].stream.cancel();
             }
+            Act::EndChoice(index, choice) if !open.is_empty() => {
+                let index = index % open.len();
+                open[index].ended.push(choice);
+                open[index].stream.end_choice(choice);
+            }
             Act::Drop(index) if !open.is_empty() => drop(open.swap_remove(index % open.len())),
             Act::Read(index) if !open.is_empty() => {
                 engine.resume();
                 check_end(open.swap_remove(index % open.len()));
             }
-            Act::Cancel(_) | Act::Drop(_) | Act::Read(_) => {}
+            Act::Cancel(_) | Act::Drop(_) | Act::EndChoice(..) | Act::Read(_) => {}
             Act::Pause => engine.pause(),
             Act::Resume => engine.resume(),
         }
