@@ -6,7 +6,9 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod place;
 pub mod reference;
+pub mod tolerance;
 
 use oxide_bundle::ids::EntryId;
 use oxide_bundle::plan::Plan;

@@ -185,7 +185,7 @@ fn draw(params: &SamplingRow, lists: SampleLists<'_>, mut ids: Vec<(u32, f32)>) 
     if params.top_p < 1.0 {
         let share = (f64::from(params.top_p) * 2_f64.powi(32)) as u128;
         let target = (total(&kept) * share / (1 << 32)).max(1);
-        let length = (1..=kept.len()).find(|length| total(&kept[..*length]) >= target);
+        let length = shortest(&kept, |sum| sum >= target);
         kept.truncate(length.unwrap_or(kept.len()));
     }
     if params.min_p > 0.0 {
@@ -195,8 +195,19 @@ fn draw(params: &SamplingRow, lists: SampleLists<'_>, mut ids: Vec<(u32, f32)>) 
     }
     let word = u128::from(philox(params.counter, params.seed));
     let threshold = total(&kept) * (2 * word + 1) / (1 << 33);
-    let length = (1..=kept.len()).find(|length| total(&kept[..*length]) > threshold);
+    let length = shortest(&kept, |sum| sum > threshold);
     kept[length.expect("the threshold is under the total") - 1].0
+}
+
+/// Length of the shortest prefix whose weight is enough.
+fn shortest(kept: &[(u32, u64)], is_enough: impl Fn(u128) -> bool) -> Option<usize> {
+    let mut sum = 0;
+    kept.iter()
+        .position(|(_, weight)| {
+            sum += u128::from(*weight);
+            is_enough(sum)
+        })
+        .map(|last| last + 1)
 }
 
 fn weight(d: f32) -> u64 {

@@ -15,6 +15,7 @@ mod isa;
 mod kernels;
 mod kv;
 mod link;
+mod place;
 mod pool;
 mod run;
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod tests;
 
 pub use isa::Isa;
 pub use link::supports;
+pub use place::CpuPlace;
 
 use super::{Device, DeviceError, DeviceInfo, StepInputs, StepOutputs};
 use kernels::table::Kernels;

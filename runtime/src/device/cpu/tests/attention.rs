@@ -4,11 +4,8 @@ use super::*;
 use crate::device::cpu::kernels::attend::{AttendBounds, AttendCall, AttendScratch, attend};
 use crate::device::cpu::kv::PlaneRef;
 use crate::device::reference::{self, AttendInputs};
+use crate::device::tolerance::CPU_ATTEND;
 use oxide_bundle::contract::Heads;
-
-/// Absolute, for values below 1: scores of at most a few units carry an error of some 2⁻²², which the
-/// softmax turns into as much of the weights, and the sum of weighted values adds as much again.
-const ATTEND_TOLERANCE: f64 = 1.0 / (1 << 19) as f64;
 
 struct Cache {
     heads: Heads,
@@ -121,7 +118,7 @@ fn matches_the_reference() {
             let wanted = batch.wanted(&cache);
             for (isa, kernels) in all_kernels() {
                 let found = batch.run(kernels, &cache, 2, false);
-                assert_close(&found, &wanted, |_| ATTEND_TOLERANCE, &format!("{isa} {heads} {seqs:?}"));
+                assert_close(&found, &wanted, |_| CPU_ATTEND, &format!("{isa} {heads} {seqs:?}"));
                 assert_eq!(bits(&found), bits(&batch.run(kernels, &cache, 1, true)), "{isa} {heads} {seqs:?}: bf16 planes of equal values");
             }
         }

@@ -4,11 +4,7 @@ use super::*;
 use crate::device::cpu::kernels::amx::parts_len;
 use crate::device::cpu::kernels::linear::{LinearCall, Residual, linear};
 use crate::device::reference;
-
-/// Of `Σ |x · w|`: a chain of `k` rounded additions errs by about `sqrt(k) · 2⁻²⁴` of it; `k` is at most 1,536 here.
-const DOT_TOLERANCE: f64 = 1.0 / (1 << 18) as f64;
-/// Of the result, on top: bias, activation (a polynomial `exp`) and residual round a few times more.
-const FINISH_TOLERANCE: f64 = 1.0 / (1 << 20) as f64;
+use crate::device::tolerance::{CPU_DOT, CPU_FINISH};
 
 #[derive(Copy, Clone, Debug)]
 struct Case {
@@ -94,7 +90,7 @@ impl Case {
                 // The product's error grows with the other factor, whose size is at most its own sum.
                 true => (row[i % width] + row[n / 2 + i % width]) * (1.0 + row[i % width].max(row[n / 2 + i % width]).sqrt()),
             };
-            size * DOT_TOLERANCE + wanted[i].abs() * FINISH_TOLERANCE
+            size * CPU_DOT + wanted[i].abs() * CPU_FINISH
         };
         assert_close(&self.run(kernels, pool, &data), &wanted, tolerance, &format!("{isa} {self:?}"));
     }

@@ -6,13 +6,7 @@ use crate::device::cpu::kernels::rows::{NormCall, QkNormCall, TableLayout, embed
 use crate::device::cpu::kernels::simd::Simd;
 use crate::device::cpu::kv::PlaneMut;
 use crate::device::reference;
-
-/// Of the result: a sum of squares of positive terms, a root, a division and two products.
-const NORM_TOLERANCE: f64 = 1.0 / (1 << 20) as f64;
-/// Absolute, for inputs below 1: two products and a sum.
-const ROPE_TOLERANCE: f64 = 1.0 / (1 << 22) as f64;
-/// Relative, for bf16 planes: eight significant bits.
-const BF16_TOLERANCE: f64 = 1.0 / (1 << 8) as f64;
+use crate::device::tolerance::{BF16_STORE, CPU_NORM, CPU_ROPE};
 
 #[test]
 fn embed_reads_both_layouts() {
@@ -44,7 +38,7 @@ fn norms_match_the_reference() {
             let mut out = vec![f32::NAN; rows * dim];
             norm(kernels, &mut pool(2), NormCall { rows, dim, eps, x: &x, residual: None, weight: &weight, out: &mut out });
             let wanted = reference::rms_norm(&x, &wide, eps);
-            assert_close(&out, &wanted, |i| wanted[i].abs() * NORM_TOLERANCE, &format!("{isa} norm [{rows}, {dim}]"));
+            assert_close(&out, &wanted, |i| wanted[i].abs() * CPU_NORM, &format!("{isa} norm [{rows}, {dim}]"));
 
             let sums: Vec<f32> = x.iter().zip(&residual).map(|(x, residual)| residual + x).collect();
             let mut stream = residual.clone();
@@ -52,7 +46,7 @@ fn norms_match_the_reference() {
             norm(kernels, &mut pool(2), call);
             assert_eq!(bits(&stream), bits(&sums));
             let wanted = reference::rms_norm(&sums, &wide, eps);
-            assert_close(&out, &wanted, |i| wanted[i].abs() * NORM_TOLERANCE, &format!("{isa} add norm [{rows}, {dim}]"));
+            assert_close(&out, &wanted, |i| wanted[i].abs() * CPU_NORM, &format!("{isa} add norm [{rows}, {dim}]"));
         }
     }
 }
@@ -76,7 +70,7 @@ fn qk_norm_leaves_values_alone() {
             }
             let weight = if head < q_heads { &wide[..head_dim] } else { &wide[head_dim..] };
             let wanted = reference::rms_norm(x, weight, 1e-6);
-            assert_close(found, &wanted, |i| wanted[i].abs() * NORM_TOLERANCE, &format!("{isa} head {head}"));
+            assert_close(found, &wanted, |i| wanted[i].abs() * CPU_NORM, &format!("{isa} head {head}"));
         }
     }
 }
@@ -111,13 +105,13 @@ fn rope_rotates_and_appends() {
                 let head = |head: usize| &x[row * width + head * dim..][..dim];
                 for q in 0..q_heads {
                     let found = &out[(row * q_heads + q) * dim..][..dim];
-                    assert_close(found, &reference::rope(head(q), angles), |_| ROPE_TOLERANCE, &format!("{isa} q"));
+                    assert_close(found, &reference::rope(head(q), angles), |_| CPU_ROPE, &format!("{isa} q"));
                 }
                 for kv in 0..kv_heads {
                     let at = (slot_of[row] as usize * kv_heads + kv) * dim;
                     let wanted = reference::rope(head(q_heads + kv), angles);
-                    assert_close(&k[at..at + dim], &wanted, |_| ROPE_TOLERANCE, &format!("{isa} k"));
-                    let close = |i: usize| wanted[i].abs() * BF16_TOLERANCE + ROPE_TOLERANCE;
+                    assert_close(&k[at..at + dim], &wanted, |_| CPU_ROPE, &format!("{isa} k"));
+                    let close = |i: usize| wanted[i].abs() * BF16_STORE + CPU_ROPE;
                     assert_close(&widen(&k16[at..at + dim]), &wanted, close, &format!("{isa} bf16 k"));
                     assert_eq!(&v[at..at + dim], head(q_heads + kv_heads + kv));
                     assert_eq!(v16[at..at + dim], head(q_heads + kv_heads + kv).iter().map(|v| to_bf16(*v)).collect::<Vec<_>>());

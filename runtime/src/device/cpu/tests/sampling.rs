@@ -4,11 +4,8 @@ use super::*;
 use crate::device::cpu::kernels::draw::philox4x32_words;
 use crate::device::cpu::kernels::sample::{SampleCall, SampleScratch, sample};
 use crate::device::reference::{self, SampleLists};
+use crate::device::tolerance::LOGPROB;
 use oxide_bundle::step::{HISTORY_IN_PROMPT, NONE, SamplingRow, TOP_LOGPROBS_MAX, row_flags};
-
-/// Absolute: a sum of some 10⁵ exponentials, each good to a few units in the last place, and the
-/// rounding of a result of at most a few tens.
-const LOGPROB_TOLERANCE: f64 = 4e-6;
 
 const TOP: usize = TOP_LOGPROBS_MAX as usize;
 
@@ -72,13 +69,13 @@ fn check(rows: &[Row], vocab: usize, vocab_known: usize) {
             let what = format!("{isa} row {i} {params:?}");
             assert_eq!(found.ids[i], wanted.id, "{what}");
             if params.target != NONE || params.logprobs != NONE {
-                let close = (f64::from(found.logprobs[i]) - wanted.logprob).abs() < LOGPROB_TOLERANCE;
+                let close = (f64::from(found.logprobs[i]) - wanted.logprob).abs() < LOGPROB;
                 assert!(close || f64::from(found.logprobs[i]) == wanted.logprob, "{what}: {} {}", found.logprobs[i], wanted.logprob);
             }
             let ids: Vec<u32> = wanted.top.iter().map(|(id, _)| *id).chain(std::iter::repeat(NONE)).take(TOP).collect();
             assert_eq!(found.top_ids[i * TOP..][..TOP], ids, "{what}");
             for (found, (_, wanted)) in found.top_logprobs[i * TOP..].iter().zip(&wanted.top) {
-                assert!((f64::from(*found) - wanted).abs() < LOGPROB_TOLERANCE, "{what}: {found} {wanted}");
+                assert!((f64::from(*found) - wanted).abs() < LOGPROB, "{what}: {found} {wanted}");
             }
         }
     }
