@@ -38,6 +38,7 @@ async function drive(browser, url) {
   const outside = [], errors = [];
   page.on("request", request => { if (!request.url().startsWith(url) && !request.url().startsWith("data:")) outside.push(request.url()); });
   page.on("pageerror", error => errors.push(String(error)));
+  page.setDefaultTimeout(90_000);
   await page.goto(url);
 
   // Without a key the page says so and opens the field for it.

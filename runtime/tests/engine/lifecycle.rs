@@ -42,12 +42,14 @@ fn a_cancelled_request_is_gone_after_the_step_that_runs() {
 
 #[test]
 fn dropping_the_stream_cancels() {
-    // Sixty steps: far longer than a busy machine keeps this thread from dropping the stream.
-    let engine = start(Script { step_time: Duration::from_millis(20), ..Script::default() }, EngineOptions::default()).0;
+    let (permit, gate) = mpsc::channel();
+    let engine = start(Script { gate: Some(gate), ..Script::default() }, EngineOptions::default()).0;
     for _ in 0..20 {
         let mut stream = engine.submit(EngineRequest { n: 3, ..request(&prompt(1, 9), 60) }).unwrap();
+        permit.send(()).unwrap();
         while !matches!(stream.blocking_recv(), Some(EngineEvent::Token { .. })) {}
         drop(stream);
+        permit.send(()).unwrap();
         wait_for(&engine, "pages back", |stats| stats.pages_in_use == 0 && stats.running == 0);
     }
     assert_eq!(engine.stats().cancelled, 60);
@@ -117,12 +119,15 @@ fn draining_finishes_what_was_accepted() {
 #[test]
 fn stopping_cancels_what_runs_and_refuses_what_waits() {
     for depth in [1, 2] {
-        let script = Script { depth, kv_pages: 30, step_time: Duration::from_millis(1), ..Script::default() };
+        let (permit, gate) = mpsc::channel();
+        let script = Script { depth, kv_pages: 30, gate: Some(gate), ..Script::default() };
         let engine = start(script, EngineOptions::default()).0;
         let running = engine.submit(request(&prompt(0, 20), 100)).unwrap();
+        permit.send(()).unwrap();
         wait_for(&engine, "the first token", |stats| stats.decode_tokens > 0);
         let waiting = engine.submit(request(&prompt(1, 20), 100)).unwrap();
         engine.stop();
+        drop(permit);
         engine.join();
         assert_eq!(read(running, 1).ends, [CANCELLED]);
         assert_eq!(read(waiting, 1).ends, [Some(End::Rejected(RejectReason::Draining))]);

@@ -129,7 +129,7 @@ pub(crate) fn wait_for(engine: &EngineHandle, what: &str, holds: impl Fn(&Engine
         if holds(&stats) {
             return stats;
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "{what} never came: {stats:?}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} never came: {stats:?}");
         std::thread::yield_now();
     }
 }

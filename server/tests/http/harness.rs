@@ -2,7 +2,7 @@
 
 use crate::client::{Connection, Events, Reply};
 use oxide_bundle::dtype::{DType, F32Bits};
-use oxide_bundle::manifest::{GenerationDefaults, GoldenStatus, Ledger, Limits, Manifest, ModelInfo, SpecialTokens, Target};
+use oxide_bundle::manifest::{GenerationDefaults, GoldenStatus, Ledger, Limits, Manifest, ModelInfo, SpecialTokens, Target, ToolDialect};
 use oxide_bundle::plan::BatchClass;
 use oxide_run::http::{ServeError, ServeOptions, ServedModel, Server};
 use oxide_run::model::TextEdge;
@@ -30,7 +30,7 @@ pub(crate) const PAGE: u32 = 16;
 pub(crate) const EOS: u32 = 4093;
 
 /// Longest wait for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How a server is set up.
 pub(crate) struct Setup {
@@ -44,6 +44,9 @@ pub(crate) struct Setup {
     pub(crate) paused: bool,
     /// Makes loading wait.
     pub(crate) slow_load: bool,
+    /// Source of another template than the shipped model's.
+    pub(crate) template: Option<&'static str>,
+    pub(crate) tool_dialect: ToolDialect,
 }
 
 impl Default for Setup {
@@ -70,6 +73,8 @@ impl Default for Setup {
             gated: false,
             paused: false,
             slow_load: false,
+            template: None,
+            tool_dialect: ToolDialect::Hermes,
         }
     }
 }
@@ -131,10 +136,9 @@ impl Setup {
         if self.paused {
             engine.pause();
         }
-        let text = TextEdge { tokenizer: tokenizer(), template: Some(template()) };
-        let tool_dialect = oxide_bundle::manifest::ToolDialect::Hermes;
+        let text = TextEdge { tokenizer: tokenizer(), template: Some(self.template.map_or_else(template, compile_template)) };
         let model = ServedModel {
-            tool_dialect,
+            tool_dialect: self.tool_dialect,
             manifest,
             seal: Some("ab".repeat(32)),
             device: "scripted".to_owned(),
@@ -356,8 +360,12 @@ pub(crate) fn tokenizer() -> Arc<Tokenizer> {
 
 fn template() -> Arc<ChatTemplate> {
     let config: Value = serde_json::from_slice(&profile("tokenizer_config.json")).expect("JSON");
+    compile_template(config["chat_template"].as_str().expect("a template"))
+}
+
+fn compile_template(source: &str) -> Arc<ChatTemplate> {
     let tokens = TemplateTokens { bos: None, eos: Some("<|im_end|>".to_owned()) };
-    Arc::new(ChatTemplate::new(config["chat_template"].as_str().expect("a template"), tokens, &tokenizer()).expect("it compiles"))
+    Arc::new(ChatTemplate::new(source, tokens, &tokenizer()).expect("it compiles"))
 }
 
 fn manifest(context_max: u32, seqs_max: u32, eos: Vec<u32>) -> Manifest {

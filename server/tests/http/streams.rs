@@ -115,8 +115,8 @@ fn streamed_log_probabilities_are_those_of_the_whole_answer() {
 #[test]
 fn comments_keep_a_silent_stream_alive_from_the_start() {
     let mut live = Setup::default().options(|options| options.keep_alive = Duration::from_millis(30)).gated().start();
-    let mut events = live.stream_chat(json!({"max_tokens": 3}));
     let start = Instant::now();
+    let mut events = live.stream_chat(json!({"max_tokens": 3}));
     assert!((0..4).all(|_| events.next() == Some(Event::Comment)));
     assert!(start.elapsed() >= Duration::from_millis(60));
     live.open_gate();

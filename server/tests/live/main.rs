@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oxide-run");
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn start(args: &[&str]) -> ServerProcess {
     let server = ServerProcess::start(PROGRAM, &tiny_bundle(), args);
@@ -136,13 +136,17 @@ fn load_with_disconnects_leaves_nothing_behind() {
     let address = server.address();
     let round = |seconds: u64| {
         let (finished, left) = (AtomicU32::new(0), AtomicU32::new(0));
-        let until = Instant::now() + Duration::from_secs(seconds);
+        let start = Instant::now();
+        let goes_on = |finished: &AtomicU32, left: &AtomicU32| {
+            let enough = finished.load(Ordering::Relaxed) > 50 && left.load(Ordering::Relaxed) > 50;
+            start.elapsed() < if enough { Duration::from_secs(seconds) } else { PATIENCE }
+        };
         std::thread::scope(|scope| {
             for client in 0..64 {
-                let (finished, left) = (&finished, &left);
+                let (finished, left, goes_on) = (&finished, &left, &goes_on);
                 scope.spawn(move || {
                     let mut turn = client;
-                    while Instant::now() < until {
+                    while goes_on(finished, left) {
                         let body = chat(&format!("Hello {turn}"), json!({"stream": true, "ignore_eos": true, "max_tokens": 8 + turn % 25}));
                         let mut events = Events::begin(post(address, "/v1/chat/completions", &body));
                         if turn % 3 == 0 {
@@ -202,11 +206,15 @@ fn sigterm_finishes_live_streams_and_exits_0() {
 fn a_second_sigterm_forces_the_end() {
     let server = start(&["--drain-seconds", "600"]);
     let stuck = streams_under_way(&server, 8, 1900);
+    // Far more than it can finish before the second signal, however busy the machine is.
+    let body = chat("Hello", json!({"ignore_eos": true, "max_tokens": 1900}));
+    let waiting: Vec<Connection> = (0..200).map(|_| post(server.address(), "/v1/chat/completions", &body)).collect();
+    wait("queued", || metric(&server, "oxide_requests_waiting") > 100.0);
     server.signal("TERM");
     wait("draining", || get(&server, "/ready").status == 503);
     server.signal("TERM");
     assert_ne!(server.wait().code(), Some(0));
-    drop(stuck);
+    drop((stuck, waiting));
 }
 
 #[test]
