@@ -81,20 +81,20 @@ impl FakeCuda {
         command
     }
 
-    /// Makes the calls wait that the script holds by this file.
+    /// Puts a flag of the script up.
     ///
     /// # Panics
-    /// If the file cannot be written.
-    pub fn hold(&self, file: &str) {
-        std::fs::write(self.folder.path().join(file), b"").expect("writable");
+    /// If its file cannot be written.
+    pub fn raise(&self, flag: &str) {
+        std::fs::write(self.folder.path().join(flag), b"").expect("writable");
     }
 
-    /// Lets them go on.
+    /// Takes a flag down.
     ///
     /// # Panics
-    /// If they were not held.
-    pub fn release(&self, file: &str) {
-        std::fs::remove_file(self.folder.path().join(file)).expect("calls were held");
+    /// If it was not up.
+    pub fn lower(&self, flag: &str) {
+        std::fs::remove_file(self.folder.path().join(flag)).expect("the flag is up");
     }
 
     /// The calls so far; none if the driver was never called.

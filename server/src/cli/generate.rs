@@ -54,15 +54,16 @@ pub(super) fn run(args: &GenerateArgs, load: &LoadOptions) -> Result<(), CliErro
     let requests: Vec<EngineRequest> =
         jobs.iter().enumerate().map(|(index, job)| engine_request(&model, args, job, index)).collect::<Result<_, _>>()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
         tokio::select! {
             done = complete_all(&model, args, requests) => done,
             _ = tokio::signal::ctrl_c() => Err(CliError::Interrupted),
         }
-    })?;
+    });
+    // However it ended: the device is given back before the process ends.
     model.engine.stop();
     model.engine.join();
-    Ok(())
+    done
 }
 
 /// Submits everything at once, then reports in order.

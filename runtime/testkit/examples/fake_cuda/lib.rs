@@ -86,7 +86,7 @@ fn call(name: &'static str, captured: &'static str, needs: Needs, body: impl FnO
     let count = driver.counts.entry(name).or_default();
     *count += 1;
     let count = *count;
-    if let Some(file) = driver.script.hold(name).map(|file| driver.folder.join(file)).filter(|file| file.exists()) {
+    if let Some(file) = driver.script.hold(name, count).map(|file| driver.folder.join(file)).filter(|file| file.exists()) {
         driver.write_log(&format!("held name={name} -> 0\n"));
         drop(driver);
         while file.exists() {
@@ -94,7 +94,7 @@ fn call(name: &'static str, captured: &'static str, needs: Needs, body: impl FnO
         }
         driver = self::driver();
     }
-    let scripted = driver.script.failure(name, count);
+    let scripted = driver.script.failure(name, count, |flag| driver.folder.join(flag).exists());
     if let Some(failure) = scripted.as_ref().filter(|failure| failure.sticky) {
         driver.broken = Some(failure.code);
     }

@@ -5,11 +5,12 @@
 //! devices 1               number of devices         name WORDS         name of the device
 //! total BYTES             device memory             free BYTES         of it free at start
 //! registers N             what every kernel says    foreign kernel|memset   a stray node in every graph
-//! fail NAME NTH CODE      the NTH call fails        sticky NAME NTH CODE    and so does every later call
-//! hold NAME FILE          calls wait as long as FILE is in the folder
+//! fail NAME WHEN CODE     a call fails              sticky NAME WHEN CODE   and so does every later call
+//! hold NAME NTH FLAG      calls from the NTH on wait as long as the flag is up
 //! ```
 //!
-//! Calls are counted from 1 by name; a call that a capture records counts as `NAME@capture`.
+//! Calls are counted from 1 by name; a call that a capture records counts as `NAME@capture`. WHEN is the number of
+//! the call, or a flag that must be up. A flag is up as long as a file of its name is in the folder.
 
 use std::path::Path;
 
@@ -24,14 +25,20 @@ pub(crate) struct Script {
     pub(crate) registers: Option<u32>,
     pub(crate) foreign: Option<String>,
     failures: Vec<Failure>,
-    holds: Vec<(String, String)>,
+    holds: Vec<(String, u64, String)>,
+}
+
+#[derive(Clone, Debug)]
+enum When {
+    Call(u64),
+    Flag(String),
 }
 
 /// A call that fails.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     name: String,
-    nth: u64,
+    when: When,
     pub(crate) code: u32,
     pub(crate) sticky: bool,
 }
@@ -70,22 +77,27 @@ impl Script {
             "registers" => self.registers = Some(words.next()?.parse().ok()?),
             "foreign" => self.foreign = Some(words.next()?.to_owned()),
             kind @ ("fail" | "sticky") => {
-                let (name, nth, code) = (words.next()?.to_owned(), words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-                self.failures.push(Failure { name, nth, code, sticky: kind == "sticky" });
+                let (name, when) = (words.next()?.to_owned(), words.next()?);
+                let when = when.parse().map_or_else(|_| When::Flag(when.to_owned()), When::Call);
+                self.failures.push(Failure { name, when, code: words.next()?.parse().ok()?, sticky: kind == "sticky" });
             }
-            "hold" => self.holds.push((words.next()?.to_owned(), words.next()?.to_owned())),
+            "hold" => self.holds.push((words.next()?.to_owned(), words.next()?.parse().ok()?, words.next()?.to_owned())),
             _ => return None,
         }
         words.next().is_none().then_some(())
     }
 
-    /// How the `count`-th call of `name` fails, if it does.
-    pub(crate) fn failure(&self, name: &str, count: u64) -> Option<Failure> {
-        self.failures.iter().find(|failure| failure.name == name && failure.nth == count).cloned()
+    /// How the `count`-th call of `name` fails, if it does; `is_up` tells whether a flag is up.
+    pub(crate) fn failure(&self, name: &str, count: u64, is_up: impl Fn(&str) -> bool) -> Option<Failure> {
+        let due = |failure: &&Failure| match &failure.when {
+            When::Call(nth) => *nth == count,
+            When::Flag(flag) => is_up(flag),
+        };
+        self.failures.iter().filter(|failure| failure.name == name).find(due).cloned()
     }
 
-    /// The file that holds calls of `name`, if one may.
-    pub(crate) fn hold(&self, name: &str) -> Option<&str> {
-        self.holds.iter().find(|(held, _)| held == name).map(|(_, file)| file.as_str())
+    /// The flag that holds the `count`-th call of `name`, if one may.
+    pub(crate) fn hold(&self, name: &str, count: u64) -> Option<&str> {
+        self.holds.iter().find(|(held, nth, _)| held == name && count >= *nth).map(|(_, _, flag)| flag.as_str())
     }
 }
