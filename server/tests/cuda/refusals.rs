@@ -1,6 +1,6 @@
 //! What is refused before anything is launched, and by which name.
 
-#[expect(dead_code, reason = "shared with the tests of the format, which use all of it")]
+#[expect(dead_code, unreachable_pub, reason = "shared with the tests of the format, which use all of it")]
 #[path = "../../../runtime/bundle/tests/fixture/forge.rs"]
 mod forge;
 
