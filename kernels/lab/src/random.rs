@@ -20,6 +20,16 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
+    /// A number below `bound`; 0 if that is 0.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    /// Whether an event of this many percent happens.
+    pub(crate) fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
     /// `count` ids below `known`.
     pub(crate) fn ids(&mut self, count: u32, known: u32) -> Vec<u32> {
         (0..count).map(|_| (self.next() % u64::from(known.max(1))) as u32).collect()
