@@ -42,6 +42,8 @@ pub struct Script {
     pub fail_at: Option<u64>,
     /// Number of the submitted step that panics.
     pub panic_at: Option<u64>,
+    /// Calls that go wrong otherwise.
+    pub faults: Vec<DeviceFault>,
     /// An id that turns the logits of every row that sees it into NaN.
     pub poison: Option<u32>,
     /// If given, each step waits for one message before it is collected; a closed channel lets all pass.
@@ -67,10 +69,44 @@ impl Default for Script {
             step_time: Duration::ZERO,
             fail_at: None,
             panic_at: None,
+            faults: Vec::new(),
             poison: None,
             gate: None,
         }
     }
+}
+
+/// A call of the engine to its device.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// [`Device::submit`].
+    Submit,
+    /// [`Device::collect`].
+    Collect,
+    /// [`Device::copy_pages`].
+    CopyPages,
+}
+
+/// How a call goes wrong.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Failing {
+    /// It returns an error.
+    Error,
+    /// It panics.
+    Panic,
+    /// It takes this much longer.
+    Slow(Duration),
+}
+
+/// A call that goes wrong.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFault {
+    /// Which call.
+    pub call: Call,
+    /// Its number, from 0, among the calls of its kind.
+    pub at: u64,
+    /// How.
+    pub failing: Failing,
 }
 
 /// What a step looked like.
@@ -111,6 +147,8 @@ pub struct ScriptedDevice {
     memory: Vec<u64>,
     log: StepLog,
     submitted: u64,
+    /// Calls so far, by kind.
+    calls: [u64; 3],
     previous: Vec<u32>,
     in_flight: VecDeque<StepOutputs>,
 }
@@ -120,7 +158,16 @@ impl ScriptedDevice {
     pub fn new(script: Script) -> Self {
         let memory = (0..u64::from(script.kv_pages) * u64::from(script.page_tokens)).map(|slot| mix(slot, 0xDEAD)).collect();
         let plan = Arc::new(Plan::unverified(plan_of(&script)));
-        Self { script, plan, memory, log: StepLog::default(), submitted: 0, previous: Vec::new(), in_flight: VecDeque::new() }
+        Self {
+            script,
+            plan,
+            memory,
+            log: StepLog::default(),
+            submitted: 0,
+            calls: [0; 3],
+            previous: Vec::new(),
+            in_flight: VecDeque::new(),
+        }
     }
 
     /// Limits for an engine over this device.
@@ -131,6 +178,20 @@ impl ScriptedDevice {
     /// The device's log, shared.
     pub fn log(&self) -> StepLog {
         self.log.clone()
+    }
+
+    /// Counts a call, and fails it if the script says so.
+    fn fault(&mut self, call: Call) -> Result<(), DeviceError> {
+        let count = &mut self.calls[call as usize];
+        let at = std::mem::replace(count, *count + 1);
+        for fault in self.script.faults.iter().filter(|fault| fault.call == call && fault.at == at) {
+            match fault.failing {
+                Failing::Error => return Err(DeviceError::Failed { message: format!("scripted failure of {call:?}") }),
+                Failing::Panic => panic!("scripted panic of {call:?}"),
+                Failing::Slow(time) => std::thread::sleep(time),
+            }
+        }
+        Ok(())
     }
 
     fn run(&mut self, inputs: &StepInputs) -> StepOutputs {
@@ -187,6 +248,7 @@ impl Device for ScriptedDevice {
     }
 
     fn submit(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
+        self.fault(Call::Submit)?;
         if self.script.fail_at == Some(self.submitted) {
             return Err(DeviceError::Failed { message: "scripted failure".to_owned() });
         }
@@ -212,11 +274,13 @@ impl Device for ScriptedDevice {
         if !self.script.step_time.is_zero() {
             std::thread::sleep(self.script.step_time);
         }
+        self.fault(Call::Collect)?;
         *outputs = self.in_flight.pop_front().ok_or(DeviceError::Failed { message: "nothing in flight".to_owned() })?;
         Ok(())
     }
 
     fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {
+        self.fault(Call::CopyPages)?;
         let page = self.script.page_tokens as usize;
         for (from, to) in pairs {
             let (from, to) = (*from as usize * page, *to as usize * page);

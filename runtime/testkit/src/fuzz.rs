@@ -3,9 +3,13 @@
 //! `OXIDE_FUZZ_SECONDS` says how long each target runs (1 without it). Seeds are counted up from 0, so a
 //! run that fails prints a seed that fails again.
 
+use crate::json::mutated_json;
+use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+/// Bytes of an input that a failure shows.
+const SHOWN_BYTES: usize = 2048;
 /// Longest input that mutations grow to.
 const INPUT_BYTES_MAX: usize = 1 << 20;
 /// Values that checks tend to get wrong.
@@ -16,14 +20,26 @@ const INTERESTING: [u8; 12] = [0, 1, 0x7f, 0x80, 0x8f, 0x9f, 0xc0, 0xcf, 0xd9, 0
 /// # Panics
 /// If `target` panics; the message has the seed and the start of the input.
 pub fn fuzz(name: &str, corpus: &[Vec<u8>], target: impl Fn(&[u8])) -> u64 {
+    run(name, |seed| mutated(corpus, seed), Vec::clone, |input| target(input))
+}
+
+/// As [`fuzz`], on mutations of JSON values: members and elements come, go, repeat, and change their type and size.
+///
+/// # Panics
+/// If `target` panics; the message has the seed and the start of the value.
+pub fn fuzz_json(name: &str, corpus: &[Value], target: impl Fn(&Value)) -> u64 {
+    run(name, |seed| mutated_json(corpus, seed), |value| value.to_string().into_bytes(), target)
+}
+
+fn run<T>(name: &str, input: impl Fn(u64) -> T, show: impl Fn(&T) -> Vec<u8>, target: impl Fn(&T)) -> u64 {
     let limit = Duration::from_secs(std::env::var("OXIDE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1));
     let start = Instant::now();
     let mut seed = 0;
     while start.elapsed() < limit {
-        let input = mutated(corpus, seed);
+        let input = input(seed);
         if catch_unwind(AssertUnwindSafe(|| target(&input))).is_err() {
-            let shown = &input[..input.len().min(256)];
-            panic!("{name}: seed {seed} fails; {} bytes: {}", input.len(), shown.escape_ascii());
+            let shown = show(&input);
+            panic!("{name}: seed {seed} fails; {} bytes: {}", shown.len(), shown[..shown.len().min(SHOWN_BYTES)].escape_ascii());
         }
         seed += 1;
     }
@@ -32,23 +48,27 @@ pub fn fuzz(name: &str, corpus: &[Vec<u8>], target: impl Fn(&[u8])) -> u64 {
 }
 
 /// splitmix64.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
 }
 
 fn mutated(corpus: &[Vec<u8>], seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut input = corpus.get(random.below(corpus.len())).cloned().unwrap_or_default();
     for _ in 0..=random.below(8) {
         mutate(&mut input, corpus, &mut random);
