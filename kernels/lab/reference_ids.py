@@ -4,7 +4,7 @@
     python3 reference_ids.py MODEL_DIR OUT.json [--lengths 16,100,1000,4096] [--tokens 32] [--seed 1] [--device cuda]
 
 Writes the format of profiles/*/reference.json: per prompt the float32 ids, the gap between the two
-largest logits of every step, and the ids in bfloat16. TF32 is off. Needs torch and transformers.
+largest logits of every step, the log-probability of each id, and the ids in bfloat16. TF32 is off. Needs torch and transformers.
 """
 
 import argparse
@@ -22,9 +22,9 @@ torch.backends.cudnn.allow_tf32 = False
 
 @torch.no_grad()
 def greedy(model, ids, steps):
-    """Ids and gaps of a greedy continuation, token by token with the KV cache."""
+    """Ids, gaps and log-probabilities of a greedy continuation, token by token with the KV cache."""
     device = next(model.parameters()).device
-    out, gaps, cache, current = [], [], None, torch.tensor([ids], device=device)
+    out, gaps, logprobs, cache, current = [], [], [], None, torch.tensor([ids], device=device)
     for _ in range(steps):
         result = model(input_ids=current, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = result.past_key_values
@@ -32,8 +32,9 @@ def greedy(model, ids, steps):
         best = int((result.logits[0, -1].float() == values[0]).nonzero()[0, 0])
         out.append(best)
         gaps.append(round(float(values[0] - values[1]), 5))
+        logprobs.append(round(float(values[0] - result.logits[0, -1].float().logsumexp(-1)), 5))
         current = torch.tensor([[best]], device=device)
-    return out, gaps
+    return out, gaps, logprobs
 
 
 def main():
@@ -54,10 +55,10 @@ def main():
         rng.seed(args.seed)
         for length in map(int, args.lengths.split(",")):
             ids = [rng.randrange(known) for _ in range(length)]
-            found, gaps = greedy(model, ids, args.tokens)
+            found, gaps, logprobs = greedy(model, ids, args.tokens)
             row = rows.setdefault(length, {"name": f"random-{length}", "prompt_ids": ids})
             if kind == torch.float32:
-                row |= {"greedy_f32": found, "gap_f32": gaps}
+                row |= {"greedy_f32": found, "gap_f32": gaps, "logprob_f32": logprobs}
             else:
                 row |= {"greedy_bf16": found, "gap_bf16": gaps}
         del model

@@ -4,19 +4,14 @@
 //! token to the moment all have their last, over the steps between. First token: one request alone.
 //! Mix: all requests are submitted at once. Prompts are random ids that share no prefix.
 
+use crate::opened::{self, Opened};
 use crate::random::Random;
 use anyhow::{Context, bail};
 use clap::Args;
-use oxide_bundle::Mode;
-use oxide_bundle::manifest::Target;
-use oxide_runtime::device::Device;
-use oxide_runtime::device::cpu::{CpuDevice, CpuOptions};
-use oxide_runtime::device::cuda::{CudaDevice, CudaOptions};
-use oxide_runtime::engine::{Engine, EngineEvent, EngineHandle, EngineLimits, EngineOptions, EngineRequest, EventStream, SamplingParams};
-use oxide_runtime::open::{OpenOptions, open_bundle};
+use oxide_runtime::device::cuda::CudaOptions;
+use oxide_runtime::engine::{EngineEvent, EngineHandle, EngineRequest, EventStream, SamplingParams};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Options of `bench`.
@@ -59,22 +54,8 @@ pub(crate) struct BenchArgs {
 /// If the bundle is refused, or a request does not finish.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let start = Instant::now();
-    let opened = open_bundle(&args.bundle, OpenOptions { mode: Mode::Copy, ..OpenOptions::default() })?;
-    let manifest = opened.bundle.manifest().clone();
-    let device: Box<dyn Device> = match manifest.target {
-        Target::Cpu => {
-            let options = CpuOptions { threads: None, isa: None, kv_pages: manifest.ledger.kv_pages_default };
-            Box::new(CpuDevice::link(Arc::clone(opened.bundle.plan()), Arc::new(opened.weights.clone()), options)?)
-        }
-        Target::Sm90 => {
-            let options = CudaOptions { graphs: !args.no_graphs, pdl: !args.no_pdl, ..CudaOptions::default() };
-            Box::new(CudaDevice::link(&opened.bundle, &opened.weights, options)?)
-        }
-    };
-    let info = device.info();
-    let limits = EngineLimits::of(&*device, manifest.limits.context_max, manifest.limits.seqs_max, manifest.model.vocab_known);
-    let options = EngineOptions { queue_max: 4096, ..EngineOptions::default() };
-    let engine = Engine::start(device, limits, options);
+    let cuda = CudaOptions { graphs: !args.no_graphs, pdl: !args.no_pdl, ..CudaOptions::default() };
+    let Opened { engine, manifest, seal, device } = opened::open(&args.bundle, cuda)?;
     let ready = start.elapsed();
     let mut bench = Bench { engine, random: Random::new(7) };
     bench.decode(1, args.input.min(16), 8)?;
@@ -92,8 +73,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let report = json!({
         "model": manifest.name,
         "target": manifest.target.to_string(),
-        "seal": opened.bundle.seal().to_string(),
-        "device": info.name,
+        "seal": seal,
+        "device": device,
         "graphs": !args.no_graphs,
         "pdl": !args.no_pdl,
         "ready_s": ready.as_secs_f64(),

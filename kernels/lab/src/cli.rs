@@ -1,6 +1,6 @@
 //! Arguments, and which module answers them.
 
-use crate::{bench, demo, load, synth};
+use crate::{bench, compare, demo, load, qualify, soak, synth};
 use clap::{Parser, Subcommand};
 
 /// Evidence for Oxide: demonstrations, synthetic checkpoints, benchmarks, load.
@@ -19,8 +19,14 @@ enum Command {
     Synth(synth::SynthArgs),
     /// Measure the engine on a bundle: decode steps, time to first token, a mix of requests
     Bench(bench::BenchArgs),
+    /// Check every kernel of a device against the f64 reference, over its whole domain
+    Qualify(qualify::QualifyArgs),
+    /// Compare a bundle's greedy ids with a reference made by transformers
+    Compare(compare::CompareArgs),
     /// Load a running OpenAI-compatible server with streaming completions
     Load(load::LoadArgs),
+    /// Load a server with good, bad and rude clients and check what must hold whatever they do
+    Soak(soak::SoakArgs),
 }
 
 /// Runs a command.
@@ -32,6 +38,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Qualify(args) => qualify::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Load(args) => load::run(&args),
+        Command::Soak(args) => soak::run(&args),
     }
 }

@@ -3,9 +3,13 @@
 mod bench;
 mod cli;
 mod client;
+mod compare;
 mod demo;
 mod load;
+mod opened;
+mod qualify;
 mod random;
+mod soak;
 mod synth;
 
 use clap::Parser;
