@@ -8,6 +8,7 @@ use super::mask::{GrammarMask, Workers};
 use super::regex_growth::{Spelling, regex_growth};
 use super::request::{Constraint, ConstraintKind};
 use super::vocabulary::Vocabulary;
+use crate::faults::{Faults, Place};
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
@@ -15,6 +16,7 @@ use llguidance::{ParserFactory, TokenParser};
 use oxide_runtime::engine::MaskFactory;
 use oxide_text::Tokenizer;
 use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
@@ -83,7 +85,11 @@ pub struct Compiled {
 impl Grammars {
     /// For a tokenizer and the ids that end a text.
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32]) -> Arc<Self> {
-        let workers = Arc::new(Workers::new());
+        Self::with_faults(tokenizer, eos, Faults::default())
+    }
+
+    pub(crate) fn with_faults(tokenizer: Arc<Tokenizer>, eos: &[u32], faults: Faults) -> Arc<Self> {
+        let workers = Arc::new(Workers::new(faults));
         Arc::new(Self {
             tokenizer,
             eos: eos.to_vec(),
@@ -102,6 +108,11 @@ impl Grammars {
 
     fn prepared(&self) -> Result<&Prepared, String> {
         let prepare = || {
+    /// Panics while masks were computed; each failed one choice.
+    pub(crate) fn panics(&self) -> u64 {
+        self.workers.panics()
+    }
+
             let vocabulary = Arc::new(Vocabulary::new(&self.tokenizer, &self.eos));
             let slices = SlicedBiasComputer::json_slices();
             let mut factory = ParserFactory::new(&vocabulary.env(), InferenceCapabilities::default(), &slices)
@@ -119,6 +130,9 @@ impl Grammars {
     /// As [`Grammars::compile`], or if it takes too long.
     pub async fn compile_apart(self: &Arc<Self>, constraint: Constraint) -> Result<Compiled, GrammarError> {
         let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
+    ///
+    /// # Panics
+    /// If the compilation does: that is a bug of ours or of the library, not of the constraint.
         let slow = || refused(format!("takes longer than {} s to compile; make it smaller", COMPILE_TIME_MAX.as_secs()));
         let (own, copy, (done, result)) = (Arc::clone(self), constraint.clone(), oneshot::channel());
         let compiled = async {
@@ -127,14 +141,22 @@ impl Grammars {
             let thread = std::thread::Builder::new().name("grammar-compile".to_owned()).stack_size(COMPILE_STACK_BYTES);
             let work = move || {
                 let _permit = permit;
-                let _ = done.send(own.compile(&copy));
+                let compiled = catch_unwind(AssertUnwindSafe(|| {
+                    own.workers.faults().hit(Place::CompileThread);
+                    own.compile(&copy)
+                }));
+                let _ = done.send(compiled);
             };
             let spawned = thread.spawn(work).map_err(|error| refused(format!("cannot be compiled now: {error}")))?;
             drop(spawned);
-            result.await.unwrap_or_else(|_| Err(refused("cannot be compiled".to_owned())))
+            match result.await {
+                Ok(compiled) => compiled.unwrap_or_else(|panic| resume_unwind(panic)),
+                Err(_) => Err(refused("cannot be compiled".to_owned())),
+            }
         };
         tokio::time::timeout(COMPILE_TIME_MAX, compiled).await.unwrap_or_else(|_| Err(slow()))
     }
+        self.workers.faults().pass(Place::Compile).await;
 
     /// Compiles a constraint. Takes up to `COMPILE_TIME_MAX` and much stack: run it on a thread of its own.
     ///

@@ -3,10 +3,12 @@
 use super::closing::Closing;
 use super::compile::Limits;
 use super::vocabulary::Vocabulary;
+use crate::faults::{Faults, Place};
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
 use oxide_runtime::engine::{LogitsMask, MaskVerdict};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -18,17 +20,37 @@ const STACK_BYTES: usize = 32 << 20;
 /// Threads that compute masks, started with the first constrained request.
 pub(super) struct Workers {
     jobs: OnceLock<Mutex<Sender<Job>>>,
+    panics: AtomicU64,
+    faults: Faults,
 }
 
 struct Job {
     body: Box<Body>,
     budget: u32,
     reply: SyncSender<Box<Body>>,
+    workers: Arc<Workers>,
 }
 
 impl Workers {
-    pub(super) fn new() -> Self {
-        Self { jobs: OnceLock::new() }
+    pub(super) fn new(faults: Faults) -> Self {
+        Self { jobs: OnceLock::new(), panics: AtomicU64::new(0), faults }
+    }
+
+    pub(super) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Panics contained so far.
+    pub(super) fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    /// Calls into the library; a panic is counted, and fails this mask alone.
+    fn contained(&self, call: impl FnOnce() -> MaskVerdict) -> MaskVerdict {
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+            self.panics.fetch_add(1, Ordering::Relaxed);
+            MaskVerdict::Failed
+        })
     }
 
     /// Hands a job over; gives it back if no thread takes it.
@@ -47,8 +69,8 @@ fn start_threads() -> Sender<Job> {
         let thread = std::thread::Builder::new().name(format!("grammar-mask-{index}")).stack_size(STACK_BYTES);
         // With fewer threads masks take longer; with none they are computed where they are waited for.
         let _ = thread.spawn(move || {
-            while let Some(Job { mut body, budget, reply }) = next(&receiver) {
-                body.prepare(budget);
+            while let Some(Job { mut body, budget, reply, workers }) = next(&receiver) {
+                body.prepare(budget, &workers);
                 let _ = reply.send(body);
             }
         });
@@ -106,7 +128,7 @@ impl LogitsMask for GrammarMask {
         let Some(mut body) = self.take() else { return };
         body.prepared = false;
         body.budget = budget;
-        if let Err(job) = self.workers.submit(Job { body, budget, reply: self.reply.clone() }) {
+        if let Err(job) = self.workers.submit(Job { body, budget, reply: self.reply.clone(), workers: Arc::clone(&self.workers) }) {
             self.body = Some(job.body);
         }
     }
@@ -114,7 +136,7 @@ impl LogitsMask for GrammarMask {
     fn fill(&mut self, words: &mut [u32]) -> MaskVerdict {
         let Some(mut body) = self.take() else { return MaskVerdict::Failed };
         if !body.prepared {
-            body.prepare(body.budget);
+            body.prepare(body.budget, &self.workers);
         }
         words.fill(0);
         words.iter_mut().zip(&body.words).for_each(|(word, allowed)| *word = *allowed);
@@ -125,7 +147,7 @@ impl LogitsMask for GrammarMask {
 
     fn accept(&mut self, id: u32) -> MaskVerdict {
         let Some(mut body) = self.take() else { return MaskVerdict::Failed };
-        let verdict = catch_unwind(AssertUnwindSafe(|| body.accept(id))).unwrap_or(MaskVerdict::Failed);
+        let verdict = self.workers.contained(|| body.accept(id));
         self.body = Some(body);
         verdict
     }
@@ -133,8 +155,11 @@ impl LogitsMask for GrammarMask {
 
 impl Body {
     /// Computes the mask of the next position; `budget` tokens may still be drawn.
-    fn prepare(&mut self, budget: u32) {
-        self.verdict = catch_unwind(AssertUnwindSafe(|| self.compute(budget))).unwrap_or(MaskVerdict::Failed);
+    fn prepare(&mut self, budget: u32, workers: &Workers) {
+        self.verdict = workers.contained(|| {
+            workers.faults.hit(Place::MaskThread);
+            self.compute(budget)
+        });
         self.prepared = true;
     }
 

@@ -1,6 +1,7 @@
 //! Reads a request's body: JSON only, bounded in size and time.
 
 use super::options::ServeOptions;
+use crate::faults::{Faults, Place};
 use crate::openai::error::ApiError;
 use crate::openai::fields::{Fields, parse_body};
 use axum::body::{Body, BodyDataStream, Bytes};
@@ -45,20 +46,20 @@ async fn read_bytes(headers: &HeaderMap, body: Body, options: &ServeOptions) -> 
     let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
     let mut chunks = body.into_data_stream();
     let read = async {
-        let mut bytes = Vec::with_capacity(declared.min(limit as u64) as usize);
         if declared > limit as u64 {
             return None;
         }
-        while let Some(chunk) = next(&mut chunks).await {
-            match chunk {
-                Ok(chunk) => bytes.extend_from_slice(&chunk),
-                Err(error) => return Some(Err(error)),
-            }
-            if bytes.len() > limit {
-                return None;
+        let mut bytes = Vec::new();
+        loop {
+            options.faults.pass(Place::Body).await;
+            match next(&mut chunks).await {
+                None => return Some(Ok(bytes)),
+                Some(Err(error)) => return Some(Err(error)),
+                Some(Ok(chunk)) if bytes.len() + chunk.len() > limit => return None,
+                Some(Ok(chunk)) if !keep(&mut bytes, &chunk, &options.faults) => return Some(Err(ApiError::out_of_memory())),
+                Some(Ok(_)) => {}
             }
         }
-        Some(Ok(bytes))
     };
     match tokio::time::timeout(options.body_timeout, read).await {
         Err(_) => Err(ApiError::body_timeout(options.body_timeout)),
@@ -68,6 +69,16 @@ async fn read_bytes(headers: &HeaderMap, body: Body, options: &ServeOptions) -> 
             Err(ApiError::body_too_large(limit))
         }
     }
+}
+
+/// Appends what was received; `false` if there is no memory for it. It grows with what came, not with
+/// what was announced.
+fn keep(bytes: &mut Vec<u8>, chunk: &[u8], faults: &Faults) -> bool {
+    let room = !faults.refuses_memory(Place::BodyMemory) && bytes.try_reserve(chunk.len()).is_ok();
+    if room {
+        bytes.extend_from_slice(chunk);
+    }
+    room
 }
 
 async fn discard(chunks: &mut BodyDataStream, mut left: usize) {

@@ -12,6 +12,7 @@ use super::respond::json;
 use super::served::{Served, rounded};
 use super::state::State;
 use super::tokenize::off_thread;
+use crate::faults::Place;
 use crate::openai::chat_request::read_chat;
 use crate::openai::choice::ChoiceRules;
 use crate::openai::common::check_min_tokens;
@@ -132,6 +133,7 @@ async fn explain_prompt(
     let max_tokens = served.rules.fit_max_tokens(ids.len(), asked, clamp, max_tokens_param, prompt_param)?;
     check_min_tokens(min_tokens, max_tokens)?;
     let request = EngineRequest { prompt: ids.to_vec(), max_tokens, ..generate::engine_request(state, caller, "explain", rules, work) };
+    state.options.faults.pass(Place::Probe).await;
     let probe = probe(served, &request).await?;
     Ok(json!({
         "text": rules.tokenizer.decode(&ids, false), "tokens": *ids, "count": ids.len(), "max_tokens": max_tokens,

@@ -8,6 +8,7 @@ use super::served::Served;
 use super::state::State;
 use super::stream::{EventBody, EventWriter};
 use super::tokenize::off_thread;
+use crate::faults::Place;
 use crate::grammar::{Compiled, Constraint};
 use crate::journal::Recording;
 use crate::openai::chat_request::{ChatRequest, read_chat};
@@ -235,6 +236,7 @@ impl Tokens {
 async fn answer(state: &Arc<State>, served: &Arc<Served>, caller: Caller, mut work: Work) -> Result<Response, ApiError> {
     let live = state.enter(caller.owner)?;
     let compiled = compile(served, work.common.constraint.clone()).await?;
+    state.options.faults.pass(Place::Submit).await;
     let prefix = match work.endpoint {
         Endpoint::Chat => "chatcmpl-",
         Endpoint::Completion => "cmpl-",
@@ -389,6 +391,7 @@ pub(super) fn engine_request(state: &State, caller: &Caller, id: &str, rules: &C
 }
 
 async fn answer_whole(mut generation: Generation, envelope: &Envelope, logprobs: bool) -> Result<Response, ApiError> {
+    generation.state().options.faults.pass(Place::Wait).await;
     generation.finish().await?;
     let traced = generation.traced;
     let choices = generation.choices().map(|slot| (&slot.choice, slot.trace.as_ref().filter(|_| traced)));
@@ -398,6 +401,7 @@ async fn answer_whole(mut generation: Generation, envelope: &Envelope, logprobs:
 
 /// Sends the head once something happened, or soon: a refusal that comes at once keeps its status.
 async fn answer_streamed(mut generation: Generation, mut writer: EventWriter, keep_alive: Duration) -> Result<Response, ApiError> {
+    generation.state().options.faults.pass(Place::Wait).await;
     let first = std::future::poll_fn(|context| generation.poll(context));
     if let Ok(first) = tokio::time::timeout(FIRST_EVENT_TIME.min(keep_alive), first).await {
         first?;

@@ -185,6 +185,10 @@ impl Generation {
         }
     }
 
+    pub(crate) fn state(&self) -> &Arc<State> {
+        &self.state
+    }
+
     /// Number of choices.
     pub(crate) fn len(&self) -> usize {
         self.runs.iter().map(|run| run.choices.len()).sum()
@@ -312,7 +316,8 @@ impl Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        if self.outcome == Outcome::Running {
+        // A panic is counted by whoever contains it.
+        if self.outcome == Outcome::Running && !std::thread::panicking() {
             self.state.metrics.disconnects.fetch_add(1, Ordering::Relaxed);
         }
         self.state.metrics.duration.observe(self.accepted.elapsed(), 1);

@@ -48,7 +48,10 @@ pub(crate) async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
     let model = served.map_or("", |served| served.rules.model.as_str());
     let ready = state.ready_model().is_ok();
     let journal = state.journal.as_ref().map(crate::journal::Journal::counts);
-    let info = Info { version: VERSION, model, ready, live: state.live(), started_unix: state.started_unix, journal };
+    let mask_panics = served.map_or(0, |served| served.grammars.panics());
+    let cancel_to_free = served.map(|served| served.model.engine.cancel_to_free());
+    let info =
+        Info { version: VERSION, model, ready, live: state.live(), started_unix: state.started_unix, mask_panics, cancel_to_free, journal };
     typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", state.metrics.render(&info, stats.as_ref(), launches))
 }
 

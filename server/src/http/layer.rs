@@ -4,6 +4,7 @@ use super::auth::Owner;
 use super::generate::Caller;
 use super::respond::Refusal;
 use super::state::{Phase, State};
+use crate::faults::Place;
 use crate::openai::error::ApiError;
 use crate::openai::id::random_id;
 use axum::body::Body;
@@ -15,7 +16,6 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -26,7 +26,6 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 const EXPOSED: &str = "x-request-id, retry-after, retry-after-ms";
 /// How long a browser may remember a preflight, in seconds.
 const PREFLIGHT_AGE: &str = "86400";
-const METHODS: &str = "GET, POST, DELETE, OPTIONS";
 
 /// Wraps the router.
 pub(crate) async fn around(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response {
@@ -35,24 +34,30 @@ pub(crate) async fn around(Shared(state): Shared<Arc<State>>, request: Request, 
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let origin = request.headers().get(header::ORIGIN).cloned();
     let request_id = request_id(request.headers());
-    let mut response = match admit(&state, &request, endpoint) {
-        Err(error) => error.into_response(),
-        Ok(_) if method == Method::OPTIONS => preflight(request.headers()),
-        Ok(owner) => run(&state, request, next, Caller { owner, request_id: request_id.clone(), accepted }).await,
-    };
+    let answered =
+        Contained(Box::pin(answer(&state, request, next, endpoint, Caller { owner: Owner(0), request_id: request_id.clone(), accepted })));
+    let mut response = answered.await.unwrap_or_else(|Panicked| {
+        state.count_panic();
+        ApiError::panicked().into_response()
+    });
     finish_head(&state, response.headers_mut(), origin.as_ref(), &request_id);
     state.metrics.answered(endpoint, response.status().as_u16());
     log(&response, &request_id, &method, &path, accepted);
     response
 }
 
-async fn run(state: &State, mut request: Request, next: Next, caller: Caller) -> Response {
-    request.extensions_mut().insert(caller);
-    match Contained(Box::pin(next.run(request))).await {
-        Ok(response) => response,
-        Err(()) => {
-            state.metrics.panics.fetch_add(1, Ordering::Relaxed);
-            ApiError::internal("the server failed while it answered this request").into_response()
+/// Refuses the request or has its handler answer it, as the key's owner.
+async fn answer(state: &State, mut request: Request, next: Next, endpoint: &str, caller: Caller) -> Response {
+    state.options.faults.pass(Place::Head).await;
+    match admit(state, &request, endpoint) {
+        Err(error) => error.into_response(),
+        Ok(_) if request.method() == Method::OPTIONS => {
+            let asked = request.headers().clone();
+            preflight(&asked, next.run(request).await)
+        }
+        Ok(owner) => {
+            request.extensions_mut().insert(Caller { owner, ..caller });
+            next.run(request).await
         }
     }
 }
@@ -82,15 +87,18 @@ fn request_id(headers: &HeaderMap) -> String {
     sent.filter(fits).map_or_else(|| random_id("req-"), str::to_owned)
 }
 
-/// Answers OPTIONS; what the origin may do is said by the headers that every response gets.
-fn preflight(headers: &HeaderMap) -> Response {
+/// Answers OPTIONS with the methods that the router names when it refuses this one; what is no path stays refused.
+/// What the origin may do is said by the headers that every response gets.
+fn preflight(asked: &HeaderMap, refused: Response) -> Response {
+    let methods = refused.headers().get(header::ALLOW).and_then(|methods| methods.to_str().ok());
+    let Some(methods) = methods.and_then(|methods| HeaderValue::from_str(&format!("{methods},OPTIONS")).ok()) else { return refused };
     let mut response = StatusCode::NO_CONTENT.into_response();
     let answer = response.headers_mut();
-    answer.insert(header::ALLOW, HeaderValue::from_static(METHODS));
-    if headers.contains_key(header::ORIGIN) {
-        let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-        answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(HeaderValue::from_static("authorization, content-type")));
-        answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
+    answer.insert(header::ALLOW, methods.clone());
+    if asked.contains_key(header::ORIGIN) {
+        let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+        answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(HeaderValue::from_static("authorization, content-type")));
+        answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
         answer.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_AGE));
     }
     response
@@ -157,15 +165,19 @@ fn endpoint(path: &str) -> &'static str {
 }
 
 /// A future whose panic is an error.
-struct Contained<F>(Pin<Box<F>>);
+pub(super) struct Contained<F>(pub(super) Pin<Box<F>>);
+
+/// The panic; its message went to the panic hook.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Panicked;
 
 impl<F: Future> Future for Contained<F> {
-    type Output = Result<F::Output, ()>;
+    type Output = Result<F::Output, Panicked>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))) {
             Ok(poll) => poll.map(Ok),
-            Err(_) => Poll::Ready(Err(())),
+            Err(_) => Poll::Ready(Err(Panicked)),
         }
     }
 }
@@ -181,7 +193,7 @@ mod tests {
             tokio::task::yield_now().await;
             assert!(std::hint::black_box(false), "expected by the test");
         };
-        assert_eq!(Contained(Box::pin(panicking)).await, Err(()));
+        assert_eq!(Contained(Box::pin(panicking)).await, Err(Panicked));
     }
 
     #[test]

@@ -5,50 +5,11 @@
 
 use crate::journal::JournalCounts;
 use oxide_runtime::device::LaunchCounters;
-use oxide_runtime::engine::EngineStats;
+use oxide_runtime::engine::{BUCKETS_S, EngineStats, Histogram};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-
-/// Upper bounds of the latency buckets, in seconds.
-pub(crate) const LATENCY_BUCKETS: [f64; 16] =
-    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
-
-/// A latency histogram.
-#[derive(Debug, Default)]
-pub(crate) struct Histogram {
-    buckets: [AtomicU64; LATENCY_BUCKETS.len()],
-    count: AtomicU64,
-    sum_ns: AtomicU64,
-}
-
-impl Histogram {
-    /// Records `times` observations of `each`.
-    pub(crate) fn observe(&self, each: Duration, times: u64) {
-        let seconds = each.as_secs_f64();
-        if let Some(bucket) = self.buckets.get(LATENCY_BUCKETS.partition_point(|bound| *bound < seconds)) {
-            bucket.fetch_add(times, Ordering::Relaxed);
-        }
-        self.sum_ns.fetch_add((each.as_nanos() as u64).saturating_mul(times), Ordering::Relaxed);
-        self.count.fetch_add(times, Ordering::Relaxed);
-    }
-
-    fn write(&self, text: &mut String, name: &str, help: &str) {
-        header(text, name, "histogram", help);
-        let mut cumulative = 0;
-        for (bound, bucket) in LATENCY_BUCKETS.iter().zip(&self.buckets) {
-            cumulative += bucket.load(Ordering::Relaxed);
-            sample(text, &format!("{name}_bucket{{le=\"{bound}\"}}"), cumulative);
-        }
-        // Buckets are read first, so a concurrent observation cannot make the last one exceed the count.
-        let count = self.count.load(Ordering::Relaxed).max(cumulative);
-        sample(text, &format!("{name}_bucket{{le=\"+Inf\"}}"), count);
-        sample(text, &format!("{name}_sum"), self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9);
-        sample(text, &format!("{name}_count"), count);
-    }
-}
 
 /// Everything that the server counts itself.
 #[derive(Debug, Default)]
@@ -92,7 +53,17 @@ impl Metrics {
     pub(crate) fn render(&self, info: &Info<'_>, engine: Option<&EngineStats>, launches: Option<&LaunchCounters>) -> String {
         let mut text = String::with_capacity(12 << 10);
         self.write_server(&mut text, info);
+        counter(
+            &mut text,
+            "oxide_panics_total",
+            "Panics contained: each failed one request.",
+            self.panics.load(Ordering::Relaxed) + info.mask_panics,
+        );
         self.write_latencies(&mut text);
+        if let Some(times) = info.cancel_to_free {
+            let help = "A client's leaving or an abort, to the return of the request's slots and KV pages.";
+            histogram(&mut text, times, "oxide_cancel_to_free_seconds", help);
+        }
         write_engine(&mut text, engine.unwrap_or(&EngineStats::default()));
         if let Some(launches) = launches {
             write_launches(&mut text, launches);
@@ -124,17 +95,16 @@ impl Metrics {
             ("oxide_client_disconnects_total", "Generations whose client went away.", &self.disconnects),
             ("oxide_aborts_total", "Generations aborted by id.", &self.aborts),
             ("oxide_generation_errors_total", "Generations that failed inside the server.", &self.errors),
-            ("oxide_panics_total", "Panics contained in request handlers.", &self.panics),
         ] {
             counter(text, name, help, value.load(Ordering::Relaxed));
         }
     }
 
     fn write_latencies(&self, text: &mut String) {
-        self.ttft.write(text, "oxide_time_to_first_token_seconds", "Acceptance of a request to its first token.");
-        self.itl.write(text, "oxide_inter_token_latency_seconds", "Time between tokens of one choice.");
-        self.duration.write(text, "oxide_request_duration_seconds", "Acceptance of a generation to its end.");
-        self.queue.write(text, "oxide_queue_duration_seconds", "Acceptance of a request to its admission by the engine.");
+        histogram(text, &self.ttft, "oxide_time_to_first_token_seconds", "Acceptance of a request to its first token.");
+        histogram(text, &self.itl, "oxide_inter_token_latency_seconds", "Time between tokens of one choice.");
+        histogram(text, &self.duration, "oxide_request_duration_seconds", "Acceptance of a generation to its end.");
+        histogram(text, &self.queue, "oxide_queue_duration_seconds", "Acceptance of a request to its admission by the engine.");
     }
 }
 
@@ -145,6 +115,10 @@ pub(crate) struct Info<'a> {
     pub(crate) ready: bool,
     pub(crate) live: usize,
     pub(crate) started_unix: u64,
+    /// Panics contained where masks are computed.
+    pub(crate) mask_panics: u64,
+    /// From a cancellation to freed slots and pages.
+    pub(crate) cancel_to_free: Option<&'a Histogram>,
     /// If requests are journaled.
     pub(crate) journal: Option<JournalCounts>,
 }
@@ -220,6 +194,19 @@ fn sample(text: &mut String, name: &str, value: impl Display) {
     writeln!(text, "{name} {value}").expect("writing to a string cannot fail");
 }
 
+fn histogram(text: &mut String, histogram: &Histogram, name: &str, help: &str) {
+    header(text, name, "histogram", help);
+    let cumulative = histogram.cumulative();
+    for (bound, up_to) in BUCKETS_S.iter().zip(cumulative) {
+        sample(text, &format!("{name}_bucket{{le=\"{bound}\"}}"), up_to);
+    }
+    // Buckets are read first, so a concurrent observation cannot make the last one exceed the count.
+    let count = histogram.count().max(cumulative.last().copied().unwrap_or(0));
+    sample(text, &format!("{name}_bucket{{le=\"+Inf\"}}"), count);
+    sample(text, &format!("{name}_sum"), histogram.sum_seconds());
+    sample(text, &format!("{name}_count"), count);
+}
+
 fn gauge(text: &mut String, name: &str, help: &str, value: impl Display) {
     header(text, name, "gauge", help);
     sample(text, name, value);
@@ -233,6 +220,7 @@ fn counter(text: &mut String, name: &str, help: &str, value: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn buckets_are_cumulative_and_start_at_one_millisecond() {
@@ -241,7 +229,7 @@ mod tests {
         histogram.observe(Duration::from_millis(3), 1);
         histogram.observe(Duration::from_secs(1000), 1);
         let mut text = String::new();
-        histogram.write(&mut text, "x_seconds", "Help.");
+        super::histogram(&mut text, &histogram, "x_seconds", "Help.");
         for line in
             ["x_seconds_bucket{le=\"0.001\"} 2", "x_seconds_bucket{le=\"0.005\"} 3", "x_seconds_bucket{le=\"+Inf\"} 4", "x_seconds_count 4"]
         {
@@ -253,7 +241,16 @@ mod tests {
     fn every_sample_belongs_to_a_declared_metric() {
         let metrics = Metrics::default();
         metrics.answered("chat", 200);
-        let info = Info { version: "1", model: "a\"b", ready: true, live: 0, started_unix: 1, journal: Some(JournalCounts::default()) };
+        let info = Info {
+            version: "1",
+            model: "a\"b",
+            ready: true,
+            live: 0,
+            started_unix: 1,
+            mask_panics: 0,
+            cancel_to_free: Some(&metrics.ttft),
+            journal: Some(JournalCounts::default()),
+        };
         let text = metrics.render(&info, None, None);
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let name = line.split(['{', ' ']).next().expect("a name");

@@ -1,5 +1,6 @@
 //! Everything that `serve` can be told. The command line fills it; nothing here reads the environment.
 
+use crate::faults::Faults;
 use crate::journal::JournalOptions;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -56,6 +57,8 @@ pub struct ServeOptions {
     pub queue_time_max: Option<Duration>,
     /// Where requests are journaled; `None` does not (`--journal`, `--journal-file-size`, `--journal-files`).
     pub journal: Option<JournalOptions>,
+    /// What tests make go wrong.
+    pub faults: Faults,
 }
 
 impl Default for ServeOptions {
@@ -85,6 +88,7 @@ impl Default for ServeOptions {
             deadline_default: None,
             queue_time_max: None,
             journal: None,
+            faults: Faults::default(),
         }
     }
 }

@@ -12,12 +12,13 @@ use super::generation::reject_error;
 use super::respond::json;
 use super::served::Served;
 use super::state::State;
+use crate::faults::Place;
 use crate::openai::error::ApiError;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, Request, State as Shared};
 use axum::http::StatusCode;
 use axum::response::Response;
-use oxide_runtime::engine::{EngineEvent, EngineRequest, EventStream, SamplingParams};
+use oxide_runtime::engine::{EngineEvent, EngineHandle, EngineRequest, EventStream, SamplingParams};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,13 @@ struct Prefix {
 }
 
 impl Prefixes {
+    /// Names a prefix; the one that had its name.
+    fn insert(&self, key: (u64, String), prefix: Prefix) -> Result<Option<Prefix>, ApiError> {
+        let mut prefixes = self.lock();
+        check_room(&prefixes, &key)?;
+        Ok(prefixes.insert(key, prefix))
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, String), Prefix>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,17 +67,36 @@ pub(crate) async fn create(
     let mut work = read_work(&state, &served, &parts.headers, size, fields).await?;
     let prompt = the_prompt(&work)?;
     let key = (caller.owner.0, name);
-    check_room(&state, &key)?;
+    check_room(&state.prefixes.lock(), &key)?;
     let _live = state.enter(caller.owner)?;
     let cached = prewarm(&state, &served, &caller, &mut work, &prompt).await?;
-    let tokens = pin(&served, &prompt, &work.common.cache_salt, true).await?;
-    let prefix = Prefix { prompt, salt: std::mem::take(&mut work.common.cache_salt), tokens };
+    let faults = &state.options.faults;
+    faults.pass(Place::Pin).await;
+    let salt = std::mem::take(&mut work.common.cache_salt);
+    let unnamed = Unnamed { engine: &served.model.engine, prompt: &prompt, salt: &salt };
+    let tokens = pin(&served, &prompt, &salt, true).await?;
+    faults.pass(Place::Pinned).await;
+    let prefix = Prefix { prompt: Arc::clone(&prompt), salt: salt.clone(), tokens };
     let body = card(&key.1, &prefix, tokens, Some(cached));
-    let replaced = state.prefixes.lock().insert(key, prefix);
+    let replaced = state.prefixes.insert(key, prefix)?;
+    std::mem::forget(unnamed);
     if let Some(Prefix { prompt, salt, .. }) = replaced {
         pin(&served, &prompt, &salt, false).await?;
     }
     Ok(json(StatusCode::OK, body.to_string()))
+}
+
+/// A pin that has no name yet. Dropped, it is taken away again: nobody could ask for that.
+struct Unnamed<'a> {
+    engine: &'a EngineHandle,
+    prompt: &'a [u32],
+    salt: &'a [u8],
+}
+
+impl Drop for Unnamed<'_> {
+    fn drop(&mut self) {
+        self.engine.pin_prefix(self.prompt, self.salt, false, |_| {});
+    }
 }
 
 /// `GET /v1/prefixes`: the caller's, and how much of each is cached and pinned now.
@@ -133,8 +160,7 @@ fn the_prompt(work: &Work) -> Result<Arc<[u32]>, ApiError> {
     }
 }
 
-fn check_room(state: &State, key: &(u64, String)) -> Result<(), ApiError> {
-    let prefixes = state.prefixes.lock();
+fn check_room(prefixes: &BTreeMap<(u64, String), Prefix>, key: &(u64, String)) -> Result<(), ApiError> {
     if prefixes.len() >= PREFIXES_MAX && !prefixes.contains_key(key) {
         return Err(ApiError::invalid("name", format!("{PREFIXES_MAX} prefixes are pinned, more are not allowed; delete one")));
     }

@@ -49,7 +49,7 @@ impl Served {
     pub(crate) fn new(model: ServedModel, options: &ServeOptions, created: u64) -> Self {
         let rules = rules(&model, options);
         let fingerprint = model.seal.as_deref().and_then(|seal| seal.get(..12)).map(|short| format!("fp_{short}"));
-        let grammars = Grammars::new(Arc::clone(&model.text.tokenizer), &model.manifest.tokens.eos);
+        let grammars = Grammars::with_faults(Arc::clone(&model.text.tokenizer), &model.manifest.tokens.eos, options.faults.clone());
         grammars.prepare_in_background();
         Self { model, rules, fingerprint, grammars, created }
     }

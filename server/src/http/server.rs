@@ -9,10 +9,12 @@
 //!
 //! Connections are accepted in every phase, so that a refusal is always an answer.
 
+use super::layer::{Contained, Panicked};
 use super::options::ServeOptions;
 use super::router::router;
 use super::served::ServedModel;
 use super::state::{Phase, State};
+use crate::faults::Place;
 use crate::journal::{Journal, JournalOptions};
 use axum::Router;
 use hyper::server::conn::http1;
@@ -22,7 +24,7 @@ use oxide_runtime::engine::EngineHealth;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -299,7 +301,11 @@ async fn accept(listener: TcpListener, state: Arc<State>, mut closing: watch::Re
             Ok((socket, _)) => {
                 let (state, routes, closing, alive) = (Arc::clone(&state), routes.clone(), closing.clone(), alive.clone());
                 tokio::spawn(async move {
-                    connection(socket, &state, routes, closing).await;
+                    let served = state.options.faults.connection(connection(socket, &state, routes, closing));
+                    // Handlers contain their own panics; this is what remains, and nobody is left to be told.
+                    if let Err(Panicked) = Contained(Box::pin(served)).await {
+                        state.count_panic();
+                    }
                     drop((place, alive));
                 });
             }
@@ -318,8 +324,9 @@ async fn closed(closing: &mut watch::Receiver<bool>) {
 
 async fn connection(socket: TcpStream, state: &State, routes: Router, mut closing: watch::Receiver<bool>) {
     let _ = socket.set_nodelay(true);
-    state.metrics.connections.fetch_add(1, Ordering::Relaxed);
+    let _counted = Counted::new(&state.metrics.connections);
     let options = &state.options;
+    options.faults.pass(Place::Accepted).await;
     // The protocol's own limits are twice ours, so that a head that is a little too large gets an answer with a body.
     let mut connection = std::pin::pin!(
         http1::Builder::new()
@@ -339,5 +346,20 @@ async fn connection(socket: TcpStream, state: &State, routes: Router, mut closin
     if let Err(error) = ended {
         tracing::debug!(%error, "connection ended");
     }
-    state.metrics.connections.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// One more in a gauge, until it is dropped.
+struct Counted<'a>(&'a AtomicI64);
+
+impl<'a> Counted<'a> {
+    fn new(gauge: &'a AtomicI64) -> Self {
+        gauge.fetch_add(1, Ordering::Relaxed);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }

@@ -35,7 +35,7 @@ pub(crate) struct State {
     pub(crate) prefixes: Prefixes,
     pub(crate) started_unix: u64,
     /// Bounds the threads that tokenize long texts.
-    pub(crate) tokenizing: Semaphore,
+    pub(crate) tokenizing: Arc<Semaphore>,
     model: OnceLock<Arc<Served>>,
     phase: watch::Sender<Phase>,
     live: watch::Sender<usize>,
@@ -67,7 +67,7 @@ impl State {
             journal,
             prefixes: Prefixes::default(),
             started_unix: unix_seconds(),
-            tokenizing: Semaphore::new(threads),
+            tokenizing: Arc::new(Semaphore::new(threads)),
             model: OnceLock::new(),
             phase: watch::Sender::new(Phase::Loading),
             live: watch::Sender::new(0),
@@ -154,6 +154,11 @@ impl State {
 
     fn owned(&self, owner: Owner) -> Option<&AtomicUsize> {
         self.by_owner.get(owner.0 as usize)
+    }
+
+    /// Counts a panic that was contained.
+    pub(crate) fn count_panic(&self) {
+        self.metrics.panics.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Waits until no generation is live.

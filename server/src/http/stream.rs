@@ -12,6 +12,8 @@
 //! generation.
 
 use super::generation::{Generation, Slot};
+use super::state::State;
+use crate::faults::{Place, Turn};
 use crate::openai::common::StreamOptions;
 use crate::openai::error::ApiError;
 use crate::openai::wire::{Chunks, DONE, KEEP_ALIVE, Usage};
@@ -23,7 +25,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
@@ -35,6 +37,8 @@ pub(crate) struct EventBody {
     keep_alive: Duration,
     timer: Pin<Box<Sleep>>,
     last_write: Instant,
+    state: Arc<State>,
+    turn: Turn,
 }
 
 /// Turns the progress of choices into events.
@@ -58,19 +62,16 @@ impl EventBody {
     pub(crate) fn new(generation: Generation, writer: EventWriter, keep_alive: Duration) -> Self {
         let now = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(now + keep_alive));
-        Self { generation: (!generation.is_done()).then_some(generation), writer, keep_alive, timer, last_write: now }
+        let state = Arc::clone(generation.state());
+        let generation = (!generation.is_done()).then_some(generation);
+        Self { generation, writer, keep_alive, timer, last_write: now, state, turn: Turn::default() }
     }
 
-    /// Writes what happened into the buffer; ends the stream on an error or a panic.
+    /// Writes what happened into the buffer; ends the stream on an error.
     fn advance(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Self { generation: Some(generation), writer, .. } = self else { return Poll::Ready(()) };
-        let outcome =
-            catch_unwind(AssertUnwindSafe(|| generation.poll(context).map(|outcome| outcome.and_then(|()| writer.write(generation)))));
-        let outcome = match outcome {
-            Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(outcome)) => outcome,
-            Err(_) => Err(ApiError::internal("the server failed while it answered this request")),
-        };
+        let Self { generation: Some(generation), writer, state, .. } = self else { return Poll::Ready(()) };
+        state.options.faults.hit(Place::Produce);
+        let outcome = ready!(generation.poll(context)).and_then(|()| writer.write(generation));
         if let Err(error) = &outcome {
             writer.write_error(error);
         }
@@ -79,6 +80,49 @@ impl EventBody {
             self.generation = None;
         }
         Poll::Ready(())
+    }
+
+    /// Ends the stream after a panic, in its own words unless its end is written already.
+    fn give_up(&mut self) -> Option<Bytes> {
+        self.state.count_panic();
+        if let Some(mut generation) = self.generation.take() {
+            generation.conclude();
+            self.writer.write_error(&ApiError::panicked());
+        }
+        self.take_buffer()
+    }
+
+    /// What is to be sent, if anything is.
+    fn take_buffer(&mut self) -> Option<Bytes> {
+        self.last_write = Instant::now();
+        let buffer = std::mem::take(&mut self.writer.buffer);
+        (!buffer.is_empty()).then(|| Bytes::from(buffer))
+    }
+
+    /// The next part; `None` after the last.
+    fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.generation.is_some() {
+            ready!(self.turn.poll(&self.state.options.faults, Place::Stream, context));
+        }
+        while self.writer.buffer.is_empty() && self.generation.is_some() {
+            if self.advance(context).is_pending() {
+                ready!(self.poll_keep_alive(context));
+                return Poll::Ready(Some(self.comment(context)));
+            }
+        }
+        if self.generation.is_none() {
+            ready!(self.turn.poll(&self.state.options.faults, Place::Flush, context));
+        }
+        Poll::Ready(self.take_buffer())
+    }
+
+    /// A comment instead of an event.
+    fn comment(&mut self, context: &mut Context<'_>) -> Bytes {
+        self.last_write = Instant::now();
+        self.timer.as_mut().reset(self.last_write + self.keep_alive);
+        // Registers the timer's waker for the next time.
+        let _ = self.timer.as_mut().poll(context);
+        Bytes::from_static(KEEP_ALIVE.as_bytes())
     }
 
     fn poll_keep_alive(&mut self, context: &mut Context<'_>) -> Poll<()> {
@@ -93,10 +137,6 @@ impl EventBody {
             self.timer.as_mut().reset(due);
         }
     }
-
-    fn wrote(&mut self) {
-        self.last_write = Instant::now();
-    }
 }
 
 impl Stream for EventBody {
@@ -104,26 +144,8 @@ impl Stream for EventBody {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        loop {
-            if !this.writer.buffer.is_empty() {
-                this.wrote();
-                return Poll::Ready(Some(Ok(Bytes::from(std::mem::take(&mut this.writer.buffer)))));
-            }
-            if this.generation.is_none() {
-                return Poll::Ready(None);
-            }
-            if this.advance(context).is_pending() {
-                break;
-            }
-        }
-        if this.poll_keep_alive(context).is_ready() {
-            this.wrote();
-            this.timer.as_mut().reset(this.last_write + this.keep_alive);
-            // Registers the timer's waker for the next time.
-            let _ = this.timer.as_mut().poll(context);
-            return Poll::Ready(Some(Ok(Bytes::from_static(KEEP_ALIVE.as_bytes()))));
-        }
-        Poll::Pending
+        let part = catch_unwind(AssertUnwindSafe(|| this.poll_part(context)));
+        part.unwrap_or_else(|_| Poll::Ready(this.give_up())).map(|part| part.map(Ok))
     }
 }
 
@@ -198,8 +220,36 @@ impl EventWriter {
         }
     }
 
+    /// Ends the stream with an error; an event that was not finished is taken back.
     fn write_error(&mut self, error: &ApiError) {
+        // JSON has no line break outside its strings' escapes, so this is where the last whole event ends.
+        let whole = self.buffer.rfind("\n\n").map_or(0, |end| end + 2);
+        self.buffer.truncate(whole);
         Chunks::error(&mut self.buffer, error);
         self.buffer.push_str(DONE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::wire::{Endpoint, Envelope};
+
+    fn writer() -> EventWriter {
+        let envelope = Envelope { endpoint: Endpoint::Chat, id: "a".to_owned(), created: 0, model: "m".to_owned(), fingerprint: None };
+        let options = StreamOptions { include_usage: false, continuous_usage: false };
+        EventWriter::new(Chunks::new(envelope, false), options, false, 1)
+    }
+
+    #[test]
+    fn an_error_takes_back_the_event_that_was_not_finished() {
+        for (written, kept) in [("", ""), ("data: {\"id", ""), ("data: 1\n\n", "data: 1\n\n"), ("data: 1\n\ndata: {\"id", "data: 1\n\n")] {
+            let mut writer = writer();
+            writer.buffer.push_str(written);
+            writer.write_error(&ApiError::panicked());
+            let end = writer.buffer.strip_prefix(kept).expect("whole events stay");
+            let error = end.strip_suffix(DONE).and_then(|end| end.strip_prefix("data: ")).expect("an error and the end");
+            assert!(serde_json::from_str::<serde_json::Value>(error).is_ok_and(|error| error["error"].is_object()), "{end}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use super::generate::{body_size, count_unknown};
 use super::respond::json;
 use super::served::Served;
 use super::state::State;
+use crate::faults::Place;
 use crate::openai::chat_request::take_messages;
 use crate::openai::error::ApiError;
 use crate::openai::fields::{self, Fields};
@@ -27,10 +28,18 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     text_bytes: usize,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    let faults = state.options.faults.clone();
+    faults.pass(Place::Tokenize).await;
     if text_bytes <= INLINE_BYTES_MAX {
         return work();
     }
-    let _permit = state.tokenizing.acquire().await.map_err(|_| ApiError::internal("the server is stopping"))?;
+    let permit = Arc::clone(&state.tokenizing).acquire_owned().await.map_err(|_| ApiError::internal("the server is stopping"))?;
+    let work = move || {
+        // The thread keeps its permit for as long as it works, waited for or not.
+        let _permit = permit;
+        faults.hit(Place::TokenizeThread);
+        work()
+    };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),

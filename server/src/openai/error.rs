@@ -125,6 +125,11 @@ impl ApiError {
         Self { retry_after: Some(Duration::from_secs(1)), ..Self::new(503, SERVER_ERROR, Some(code), message) }
     }
 
+    /// 503 for a request that there is no memory for.
+    pub fn out_of_memory() -> Self {
+        Self::unavailable("out_of_memory", "the server has no memory for this request now; try again")
+    }
+
     /// 504 for a deadline that passed before anything was produced.
     pub fn deadline() -> Self {
         Self::new(504, SERVER_ERROR, Some("deadline_exceeded"), "the request's deadline passed before a token was produced")
@@ -133,6 +138,11 @@ impl ApiError {
     /// 500.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(500, SERVER_ERROR, Some("internal_error"), message)
+    }
+
+    /// 500 for a request whose handling panicked.
+    pub fn panicked() -> Self {
+        Self::internal("the server failed while it answered this request")
     }
 
     /// The JSON object, as sent in a body or in a stream.
