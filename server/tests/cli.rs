@@ -140,11 +140,6 @@ fn a_measurement_that_the_bundle_cannot_make_is_refused() {
 }
 
 #[test]
-fn a_queue_that_would_refuse_every_request_is_no_queue() {
-    assert_eq!(run(&["serve", "--port", "0", "--max-queue", "0"]).code, Some(2));
-}
-
-#[test]
 fn a_prompt_comes_from_an_argument_a_flag_or_standard_input() {
     let flags = ["-n", "4", "--temperature", "0"];
     let argument = run(&[&["generate", "The capital of"], &flags[..]].concat());

@@ -77,6 +77,22 @@ fn each_choice_takes_a_slot() {
 }
 
 #[test]
+fn a_preempted_request_resumes_though_the_queue_is_full() {
+    let options = EngineOptions { overcommit: true, preemptions_max: 100, ..queue(1) };
+    let engine = start(Script { kv_pages: 24, ..Script::default() }, options).0;
+    engine.pause();
+    let streams: Vec<_> = (0..SLOTS + 1).map(|seed| engine.submit(request(&prompt(seed, 8), 30)).expect("accepted")).collect();
+    assert!(is_full(&engine, 1));
+    engine.resume();
+    for (seed, stream) in (0..).zip(streams) {
+        assert_eq!(read(stream, 1).only(), greedy(&prompt(seed, 8), 30, VOCAB), "what was accepted is answered");
+    }
+    assert!(engine.stats().preemptions > 0);
+    assert_eq!(engine.stats().rejected, 1);
+    assert_idle(&engine);
+}
+
+#[test]
 fn a_wait_of_no_time_refuses_what_finds_no_slot() {
     let (permit, gate) = mpsc::channel();
     let engine = start(Script { gate: Some(gate), kv_pages: 512, ..Script::default() }, EngineOptions::default()).0;

@@ -240,8 +240,13 @@ impl Generation {
                     if let Some(recording) = run.recording.as_mut().filter(|_| slot.choice.ended.is_none()) {
                         recording.token(choice, id);
                     }
+                    let open = slot.choice.ended.is_none();
                     slot.choice.token(id, logprobs);
                     record_end(run.recording.as_mut(), choice, slot);
+                    // The engine knows stop ids; an end that only the text shows is told.
+                    if let (true, Some(Ended { reason: StopReason::Text(_), .. }), Some(stream)) = (open, &slot.choice.ended, &run.stream) {
+                        stream.end_choice(choice);
+                    }
                 }
                 if self.first_token.is_none() {
                     self.first_token = Some(now);
@@ -269,10 +274,9 @@ impl Generation {
     /// Gives the engine's work up once the text says that all choices ended.
     fn stop_early(&mut self, index: usize) {
         let Some(run) = self.runs.get_mut(index).filter(|run| run.ended()) else { return };
-        match &run.stream {
-            // The traces come with the terminal events, which still arrive after a cancellation.
-            Some(stream) if self.traced => stream.cancel(),
-            _ => run.stream = None,
+        // The traces come with the terminal events, which still arrive.
+        if !self.traced {
+            run.stream = None;
         }
     }
 

@@ -53,7 +53,7 @@ pub struct ServeOptions {
     pub stops_max: usize,
     /// Deadline of requests that name none (`--deadline-seconds`).
     pub deadline_default: Option<Duration>,
-    /// Longest wait for admission (`--max-queue-seconds`).
+    /// Longest wait for admission; zero refuses what finds no slots or pages at once (`--max-queue-seconds`).
     pub queue_time_max: Option<Duration>,
     /// Where requests are journaled; `None` does not (`--journal`, `--journal-file-size`, `--journal-files`).
     pub journal: Option<JournalOptions>,

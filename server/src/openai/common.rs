@@ -106,8 +106,8 @@ pub fn take_common(fields: &mut Fields, rules: &Rules) -> Result<Common, ApiErro
         skip_special_tokens: fields.boolean("skip_special_tokens")?.unwrap_or(true),
         stream: take_stream(fields)?,
         cache_salt: take_salt(fields)?,
-        deadline: take_millis(fields, "deadline_ms")?,
-        queue_time_max: take_millis(fields, "max_queue_ms")?,
+        deadline: take_millis(fields, "deadline_ms", 1)?,
+        queue_time_max: take_millis(fields, "max_queue_ms", 0)?,
         trace: fields.boolean("trace")?.unwrap_or(false),
         truncate_prompt_tokens: fields.integer("truncate_prompt_tokens", 1..=i64::from(rules.context_max))?.map(|count| count as u32),
         clamp_max_tokens: fields.boolean("clamp_max_tokens")?.unwrap_or(false),
@@ -259,8 +259,8 @@ fn take_salt(fields: &mut Fields) -> Result<Vec<u8>, ApiError> {
     Ok(salt.into_bytes())
 }
 
-fn take_millis(fields: &mut Fields, name: &str) -> Result<Option<Duration>, ApiError> {
-    Ok(fields.integer(name, 1..=DEADLINE_MS_MAX)?.map(|millis| Duration::from_millis(millis as u64)))
+fn take_millis(fields: &mut Fields, name: &str, least: i64) -> Result<Option<Duration>, ApiError> {
+    Ok(fields.integer(name, least..=DEADLINE_MS_MAX)?.map(|millis| Duration::from_millis(millis as u64)))
 }
 
 /// Checks `min_tokens` against the completion's own limit.

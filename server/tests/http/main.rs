@@ -9,6 +9,8 @@ mod lifecycle;
 mod logprobs;
 mod models;
 mod openapi;
+mod queueing;
+mod render;
 mod streams;
 mod transport;
 mod validation;

@@ -90,25 +90,3 @@ fn every_field_that_is_read_is_described() {
     }
     assert!(read > 60, "found only {read} fields: the sources changed their form");
 }
-
-/// Every test that `docs/serving.md` names exists.
-#[test]
-fn every_check_of_the_document_has_its_test() {
-    let text = std::fs::read_to_string(oxide_testkit::repo().join("docs/serving.md")).expect("the document is in the repository");
-    let mut named = 0;
-    for (module, test) in text.split('`').filter_map(|quoted| quoted.split_once("::")) {
-        let file = match module {
-            "live" => "live/main.rs".to_owned(),
-            "client" => "openai_client.py".to_owned(),
-            module => format!("http/{module}.rs"),
-        };
-        if module.contains(['.', '/', ' ']) || test == "test" || test == "check" {
-            continue;
-        }
-        let source = std::fs::read_to_string(oxide_testkit::repo().join("server/tests").join(&file))
-            .unwrap_or_else(|error| panic!("{file}: {error}"));
-        assert!(source.contains(&format!("fn {test}(")) || source.contains(&format!("def {test}(")), "{module}::{test} does not exist");
-        named += 1;
-    }
-    assert!(named > 80, "found only {named} names: the document changed its form");
-}

@@ -460,15 +460,15 @@ async def chats(cluster: Cluster) -> str:
     return f"{families} chats × {turns} turns: {dict(sorted(answered.items()))}; {found} cached tokens"
 
 
-# By router: the phases, and the model that all replicas serve ("": each its own name).
-ROUTERS = {
-    "vllm_router.launch_router": ([balancing, prefix_cache, killed, whole_answers_survive, drained], ""),
-    "sglang_router.launch_router": ([chats], MODEL),
-}
+# Runs: the router, the phases, and the model that all replicas serve ("": each its own name).
+RUNS = [
+    ("vllm_router.launch_router", [balancing, prefix_cache, killed, whole_answers_survive, drained], ""),
+    ("vllm_router.launch_router", [chats], MODEL),
+    ("sglang_router.launch_router", [chats], MODEL),
+]
 
 
-async def test(run: str, bundle: str, work: Path, module: str) -> None:
-    phases, model = ROUTERS[module]
+async def test(run: str, bundle: str, work: Path, module: str, phases: list, model: str) -> None:
     async with httpx.AsyncClient(timeout=120, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
         replicas = [Replica(run, bundle, work, client, f"replica-{number}", model) for number in range(REPLICAS)]
         router = None
@@ -493,11 +493,11 @@ def telling(log: Path) -> list:
     return [line for line in log.read_text().splitlines() if "/tokenize" not in line and "/render" not in line]
 
 
-def attempt(run: str, bundle: str, module: str, last: bool) -> bool:
+def attempt(run: str, bundle: str, module: str, phases: list, model: str, last: bool) -> bool:
     """Whether the test passed; its failure is printed with the logs' ends, and raised if it is the last try."""
     with tempfile.TemporaryDirectory() as work:
         try:
-            asyncio.run(test(run, bundle, Path(work), module))
+            asyncio.run(test(run, bundle, Path(work), module, phases, model))
             return True
         except Exception as error:
             for log in sorted(Path(work).glob("*.log")):
@@ -513,9 +513,9 @@ def main() -> None:
     arguments.add_argument("--run", required=True, help="the oxide-run binary")
     arguments.add_argument("--bundle", required=True, help="oxide-tiny for the cpu target")
     arguments = arguments.parse_args()
-    for module in ROUTERS:
+    for module, phases, model in RUNS:
         for tries_left in reversed(range(TRIES)):
-            if attempt(arguments.run, arguments.bundle, module, last=tries_left == 0):
+            if attempt(arguments.run, arguments.bundle, module, phases, model, last=tries_left == 0):
                 break
 
 

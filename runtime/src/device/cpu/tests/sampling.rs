@@ -187,6 +187,34 @@ fn broken_rows_draw_nothing_and_spare_their_neighbours() {
     }
 }
 
+/// Logits are padded to a round width; ids that the tokenizer does not know are never drawn nor reported.
+#[test]
+fn padding_ids_are_not_drawn_whatever_speaks_for_them() {
+    let known = 90;
+    let logits: Vec<f32> = (0..96).map(|id| if id < known { id as f32 / 100.0 } else { 50.0 }).collect();
+    let row = |temperature, flags, bias: &[(u32, f32)], mask: &[u32]| Row {
+        params: Some(SamplingRow { temperature, flags, logprobs: 20, seed: 3, ..SamplingRow::GREEDY }),
+        logits: logits.clone(),
+        bias: bias.to_vec(),
+        history: Vec::new(),
+        mask: mask.to_vec(),
+    };
+    let (biased, allowing) = ([(3, 100.0), (95, 100.0)], [1 << 7, 0, u32::MAX << 26]);
+    let rows = [
+        row(0.0, 0, &[], &[]),
+        row(2.0, 0, &[], &[]),
+        row(0.0, row_flags::BIAS, &biased, &[]),
+        row(0.0, row_flags::MASK, &[], &allowing),
+        row(0.0, row_flags::MASK, &[], &[0, 0, u32::MAX << 26]),
+    ];
+    for (isa, kernels) in all_kernels() {
+        let found = run(kernels, 2, &rows, 96, known);
+        assert!(found.ids[1] < known as u32, "{isa}");
+        assert_eq!([found.ids[0], found.ids[2], found.ids[3], found.ids[4]], [89, 3, 7, NONE], "{isa}");
+        assert!(found.top_ids.iter().all(|id| *id < known as u32 || *id == NONE), "{isa}");
+    }
+}
+
 #[test]
 fn draws_follow_the_distribution() {
     let weights = [0.5_f32, 0.25, 0.125, 0.125];
