@@ -2,24 +2,62 @@
 
     python server/tests/openai_client.py --base-url http://127.0.0.1:8080/v1 [--api-key KEY]
 
-Needs the package `openai`. Ends with 1 if a check failed; each is named for the behaviour it shows.
+Needs the package `openai`, which brings `pydantic`. Ends with 1 if a check failed; each is named for the behaviour it shows.
 The server must serve a chat model whose template writes `<|im_end|>` (the shipped `oxide-tiny` does).
 """
 
 import argparse
 import concurrent.futures
+import enum
 import json
 import sys
 import traceback
+import typing
 import urllib.request
 
 import openai
+import pydantic
 
 CHECKS = []
 TEXTS = [
     "What is the capital of France?", "Count to ten.", "日本語を話せますか？", "Say \U0001FAE0 \U0001F979 龜!",
     "مرحبا بالعالم", "def f(x):\n    return x\n", "Repeat: a  b   c", "Emit JSON with a key.",
 ]
+
+
+class Unit(enum.Enum):
+    CELSIUS = "celsius"
+    FAHRENHEIT = "fahrenheit"
+
+
+class Place(pydantic.BaseModel):
+    city: str = pydantic.Field(max_length=12)
+    position: typing.Optional[list[int]] = pydantic.Field(max_length=2)
+
+
+class Report(pydantic.BaseModel):
+    """What an answer is parsed into: nested, optional, enumerated, of several forms."""
+
+    title: str = pydantic.Field(max_length=16)
+    unit: Unit
+    degrees: typing.Union[int, None]
+    places: list[Place] = pydantic.Field(max_length=2)
+    kind: typing.Literal["naïve", "東京"]
+
+
+class GetWeather(pydantic.BaseModel):
+    """Weather of a city."""
+
+    city: str = pydantic.Field(max_length=12)
+    unit: Unit
+
+
+class GetTime(pydantic.BaseModel):
+    zone: int = pydantic.Field(ge=-12, le=14)
+
+
+MODELS = {"GetWeather": GetWeather, "GetTime": GetTime}
+TOOLS = [openai.pydantic_function_tool(model) for model in MODELS.values()]
 
 
 def check(function):
@@ -51,6 +89,14 @@ class Api:
     def chat(self, text="Hello", **fields):
         fields = {"temperature": 0, "max_tokens": 24, "messages": [{"role": "user", "content": text}], **fields}
         return self.client.chat.completions.create(model=fields.pop("model", self.model), **fields)
+
+    def parse(self, text="Hello", **fields):
+        fields = {"temperature": 1, "max_tokens": 400, "messages": [{"role": "user", "content": text}], **fields}
+        return self.client.chat.completions.parse(model=self.model, **fields)
+
+    def stream(self, text="Hello", **fields):
+        fields = {"temperature": 1, "max_tokens": 400, "messages": [{"role": "user", "content": text}], **fields}
+        return self.client.chat.completions.stream(model=self.model, **fields)
 
     def complete(self, prompt="The cat", **fields):
         fields = {"temperature": 0, **fields}
@@ -312,6 +358,147 @@ def a_cancelled_stream_frees_its_request(api):
         next(iter(stream))
         stream.close()
     api.chat(max_tokens=1)
+
+
+@check
+def answers_are_parsed_into_their_model(api):
+    for seed in range(6):
+        choice = api.parse(f"Report {seed}", response_format=Report, seed=seed).choices[0]
+        assert choice.finish_reason == "stop" and isinstance(choice.message.parsed, Report), choice
+
+
+@check
+def streamed_answers_are_parsed_into_their_model(api):
+    for seed in range(4):
+        fields = {"response_format": Report, "seed": seed}
+        whole = api.parse(f"Report {seed}", **fields).choices[0].message
+        with api.stream(f"Report {seed}", stream_options={"include_usage": True}, **fields) as stream:
+            events = list(stream)
+            final = stream.get_final_completion()
+        deltas = [event for event in events if event.type == "content.delta"]
+        done = [event for event in events if event.type == "content.done"]
+        assert "".join(event.delta for event in deltas) == whole.content == final.choices[0].message.content
+        assert len(done) == 1 and done[0].parsed == final.choices[0].message.parsed == whole.parsed
+        assert final.choices[0].finish_reason == "stop" and final.usage.completion_tokens > 0
+
+
+@check
+def json_is_json(api):
+    schema = {
+        "type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 99}, "on": {"type": "boolean"}},
+        "required": ["n", "on"], "additionalProperties": False,
+    }
+    for seed in range(4):
+        fields = {"temperature": 1, "seed": seed, "max_tokens": 64}
+        chosen = api.chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}, **fields)
+        value = json.loads(text_of(chosen.choices[0]))
+        assert set(value) == {"n", "on"} and 3 <= value["n"] <= 99 and isinstance(value["on"], bool), value
+        whatever = api.chat(response_format={"type": "json_object"}, **fields).choices[0]
+        assert isinstance(json.loads(text_of(whatever)), dict) and whatever.finish_reason == "stop"
+    assert text_of(api.chat(response_format={"type": "text"}).choices[0]) == text_of(api.chat().choices[0])
+
+
+@check
+def required_calls_are_parsed_into_their_model(api):
+    for seed in range(8):
+        choice = api.parse(f"Call {seed}", tools=TOOLS, tool_choice="required", seed=seed).choices[0]
+        assert choice.finish_reason == "tool_calls" and not choice.message.content and choice.message.tool_calls, choice
+        for call in choice.message.tool_calls:
+            assert isinstance(call.function.parsed_arguments, MODELS[call.function.name]) and call.id.startswith("call_"), call
+
+
+@check
+def a_named_call_is_that_function(api):
+    for name, model in MODELS.items():
+        choice = api.parse(tools=TOOLS, tool_choice={"type": "function", "function": {"name": name}}, seed=3).choices[0]
+        [call] = choice.message.tool_calls
+        assert call.function.name == name and isinstance(call.function.parsed_arguments, model), call
+
+
+@check
+def one_call_where_only_one_is_wanted(api):
+    for seed in range(6):
+        choice = api.parse(f"Call {seed}", tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed).choices[0]
+        assert len(choice.message.tool_calls) == 1, choice
+
+
+@check
+def tools_that_are_offered_need_not_be_called(api):
+    plain = api.chat()
+    for choice in ["none", "auto"]:
+        for text in TEXTS:
+            reply = api.chat(text, tools=TOOLS, tool_choice=choice, max_tokens=60).choices[0]
+            assert reply.finish_reason in ("stop", "length", "tool_calls")
+            assert (reply.finish_reason == "tool_calls") <= bool(reply.message.tool_calls), reply
+            assert choice == "auto" or not reply.message.tool_calls
+    assert text_of(api.chat(tools=TOOLS, tool_choice="none").choices[0]) == text_of(plain.choices[0])
+
+
+@check
+def streamed_calls_say_what_whole_calls_say(api):
+    for seed in range(6):
+        fields = {"tools": TOOLS, "tool_choice": "required", "seed": seed}
+        whole = api.parse(f"Call {seed}", **fields).choices[0]
+        with api.stream(f"Call {seed}", **fields) as stream:
+            events = list(stream)
+            final = stream.get_final_completion().choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
+        assert [(call.function.name, call.function.arguments) for call in final.message.tool_calls] == calls
+        assert final.finish_reason == whole.finish_reason == "tool_calls"
+        done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+        assert [(event.name, event.arguments) for event in done] == calls
+        assert all(isinstance(event.parsed_arguments, MODELS[event.name]) for event in done)
+        for index, (_, arguments) in enumerate(calls):
+            deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta" and event.index == index]
+            assert "".join(event.arguments_delta for event in deltas) == arguments
+
+
+@check
+def deltas_of_calls_name_them_once(api):
+    seen = {}
+    for chunk in api.chat(tools=TOOLS, tool_choice="required", temperature=1, seed=2, max_tokens=200, stream=True):
+        for choice in chunk.choices:
+            for call in choice.delta.tool_calls or []:
+                first = call.index not in seen
+                assert first == (call.id is not None) == (call.type is not None) == (call.function.name is not None), call
+                assert call.index <= len(seen)
+                seen[call.index] = seen.get(call.index, "") + (call.function.arguments or "")
+    assert seen and all(isinstance(json.loads(arguments), dict) for arguments in seen.values()), seen
+
+
+@check
+def a_conversation_goes_on_after_a_call(api):
+    question = {"role": "user", "content": "How warm is it?"}
+    named = {"type": "function", "function": {"name": "GetWeather"}}
+    message = api.parse(messages=[question], tools=TOOLS, tool_choice=named, seed=1).choices[0].message
+    [call] = message.tool_calls
+    history = [
+        question, message.model_dump(include={"role", "content", "tool_calls"}, exclude={"tool_calls": {0: {"function": {"parsed_arguments"}}}}),
+        {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"},
+    ]
+    assert api.chat(messages=history, tools=TOOLS).usage.prompt_tokens > api.chat(messages=[question], tools=TOOLS).usage.prompt_tokens
+    prompt = api.raw("POST", "/v1/chat/completions/render", {"messages": history, "tools": TOOLS})["prompt"]
+    assert "21 degrees" in prompt and json.loads(call.function.arguments)["city"] in prompt
+    # Arguments are an object in the prompt, not a string of one.
+    assert json.dumps(call.function.arguments) not in prompt
+    again = api.parse(messages=history, response_format=Report, seed=1).choices[0].message
+    assert isinstance(again.parsed, Report)
+
+
+@check
+def constraints_and_tools_that_cannot_be_kept_are_refused(api):
+    bad = openai.BadRequestError
+    schema = lambda schema: {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    for param, fields in [
+        ("response_format", schema({"not": {"type": "string"}})), ("response_format", schema({"enum": []})),
+        ("response_format", schema({"$ref": "https://example.com/schema"})), ("response_format", {"response_format": {"type": "xml"}}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "unknown"}}}),
+        ("tool_choice", {"tool_choice": "required"}), ("tools", {"tools": [{"type": "function", "function": {}}]}),
+    ]:
+        refused(bad, lambda: api.chat(**fields), 400, param)
+        refused(bad, lambda: api.chat(**fields, stream=True), 400, param)
+    short = lambda: api.chat(max_tokens=2, **schema({"type": "string", "minLength": 100}))
+    refused(bad, short, 400, "max_tokens")
 
 
 def main():
