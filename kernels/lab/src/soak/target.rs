@@ -72,7 +72,8 @@ impl Target {
         command.args(["--max-queue", &(seqs_max as usize * 3 / 4).max(1).to_string()]);
         command.args(["--requests-per-key", &(clients / CLIENT_KEYS + clients / 12).max(4).to_string()]);
         command.args(["--body-limit", &BODY_BYTES_MAX.to_string(), "--keep-alive-seconds", "1"]).args(args);
-        command.env("RUST_LOG", "warn").stdout(Stdio::null());
+        // Every refusal is a warning, and there are many.
+    command.env("RUST_LOG", "error").stdout(Stdio::null());
         let mut child = Ended(Some(command.spawn().context("oxide-run does not start")?));
         let port = wait_for_port(&mut child, &port_file)?;
         let _ = std::fs::remove_file(&port_file);
