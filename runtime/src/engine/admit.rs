@@ -67,7 +67,7 @@ impl Core {
     fn enter(&mut self, mut group: Group, hits: Hits, reserve: u32, proven: bool) -> u32 {
         let request = &group.request;
         let cached_tokens = hits.pages.len() as u32 * self.page_tokens;
-        self.shared.load.leave(group.place, request.prompt.len() as u64, u64::from(request.n));
+        self.entered.push((group.place, request.prompt.len() as u64, u64::from(request.n)));
         self.stats.admitted += 1;
         self.stats.prefix_queries += request.prompt.len() as u64;
         self.stats.prefix_hits += u64::from(cached_tokens);

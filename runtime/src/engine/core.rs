@@ -22,7 +22,7 @@ use super::scheduler::{Batch, Scheduler, SeqView};
 use super::sequence::Sequence;
 use super::shared::{Shared, WindDown};
 use super::slab::Slab;
-use super::stats::RateMeter;
+use super::stats::{Place, RateMeter};
 use crate::device::{Device, DeviceError, StepOutputs};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -101,6 +101,8 @@ pub(super) struct Core {
     pub(super) first_decode: usize,
     pub(super) assembler: Assembler,
     pub(super) outputs: StepOutputs,
+    /// Who was admitted since statistics were published: place, prompt tokens and choices.
+    pub(super) entered: Vec<(Place, u64, u64)>,
     /// Terminal events of this round; sent after the statistics that include them are published.
     pub(super) terminals: Vec<(EventSender, EngineEvent)>,
     pub(super) meter: RateMeter,
@@ -144,6 +146,7 @@ impl Core {
             first_decode: 0,
             assembler: Assembler::new(device.plan()),
             outputs: StepOutputs::default(),
+            entered: Vec::new(),
             terminals: Vec::new(),
             meter: RateMeter::default(),
             meter_mark: now,
@@ -174,6 +177,9 @@ impl Core {
             let paused = self.shared.paused.load(Ordering::Acquire);
             while !paused && self.in_flight.len() < depth && self.submit_step()? {}
             self.refuse_late();
+            if !self.entered.is_empty() {
+                self.publish();
+            }
             if self.in_flight.is_empty() {
                 if !self.speak() {
                     self.rest(paused);
@@ -324,14 +330,22 @@ impl Core {
         }
     }
 
-    /// Publishes statistics, then sends the terminal events that they include; whether there were any.
-    fn speak(&mut self) -> bool {
+    /// Publishes statistics. Who was admitted stops waiting only then, so that nobody is ever counted nowhere.
+    fn publish(&mut self) {
         let counts = self.pager.counts();
         self.stats.running = self.active_seqs;
         self.stats.waiting = self.preempted.len() as u32;
         (self.stats.pages_free, self.stats.pages_cached, self.stats.pages_in_use) = (counts.free, counts.cached, counts.in_use);
         self.stats.evictions = self.pager.evictions();
         self.shared.stats.publish(&self.stats);
+        for (place, prompt, choices) in self.entered.drain(..) {
+            self.shared.load.leave(place, prompt, choices);
+        }
+    }
+
+    /// Publishes statistics, then sends the terminal events that they include; whether there were any.
+    fn speak(&mut self) -> bool {
+        self.publish();
         if self.in_flight.is_empty() || self.stats.steps.is_multiple_of(LOAD_STEPS) {
             self.publish_load();
         }

@@ -167,8 +167,10 @@ impl EngineHandle {
     /// Counters and gauges as of the last step. Cheap; never makes the engine wait.
     pub fn stats(&self) -> EngineStats {
         let load = &self.inner.shared.load;
+        // Before the rest: whoever stops waiting is published as running first.
+        let waiting = load.waiting.load(Ordering::Acquire) as u32;
         let mut stats = self.inner.shared.stats.read();
-        stats.waiting += load.waiting.load(Ordering::Acquire) as u32;
+        stats.waiting += waiting;
         stats.rejected += load.rejected.load(Ordering::Relaxed);
         stats
     }

@@ -97,3 +97,25 @@ fn a_pool_that_runs_dry_at_any_point_changes_no_token() {
     }
     assert!(preemptions > 0, "some pool was too small for all");
 }
+
+#[test]
+fn a_request_is_counted_from_its_submission_to_its_end() {
+    for depth in [1, 2] {
+        let (permit, gate) = mpsc::channel();
+        let engine = start(Script { depth, gate: Some(gate), ..Script::default() }, EngineOptions::default()).0;
+        for seed in 0..20 {
+            let mut stream = engine.submit(request(&prompt(seed, 9), 3)).unwrap();
+            let mut steps = 0;
+            while steps < 3 {
+                let stats = engine.stats();
+                assert!(stats.running + stats.waiting > 0, "{stats:?}");
+                if stats.running == 1 || steps > 0 {
+                    permit.send(()).unwrap();
+                    steps += 1;
+                }
+            }
+            while stream.blocking_recv().is_some() {}
+            assert_idle(&engine);
+        }
+    }
+}
