@@ -2,6 +2,7 @@
 //!
 //! Pure functions of bytes; the tests below show that each broken promise is found.
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 /// What a request may be answered with.
@@ -152,7 +153,8 @@ fn ended(choices: &[Choice], promise: &Promise) -> Result<Outcome, String> {
 }
 
 fn keeps_its_form(choice: &Choice, promise: &Promise) -> Result<(), String> {
-    let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| format!("no JSON ({error}): {text}"));
+    // JSON numbers may be larger than any that a program holds, so they are read and not kept.
+    let json = |text: &str| serde_json::from_str::<IgnoredAny>(text).map_err(|error| format!("no JSON ({error}): {text}"));
     if promise.json {
         json(&choice.text)?;
     }
@@ -313,6 +315,8 @@ mod tests {
     fn constrained_text_is_json_and_closes() {
         let promise = Promise { json: true, ..chat() };
         assert!(judge(&promise, &[TEXT, END, DONE]).is_err(), "an open brace is no JSON");
+        let number = TEXT.replace("\"{\"", "\"40e91180\"");
+        assert_eq!(judge(&promise, &[&number, END, DONE]), Ok(Outcome::Finished));
         let length = END.replace("stop\"", "length\"");
         assert!(judge(&promise, &[&length, DONE]).is_err());
     }

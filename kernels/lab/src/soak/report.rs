@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// The server's own histogram from noticing that a client left to freed pages.
 const CANCEL_TO_FREE: &str = "oxide_cancel_to_free_seconds";
+/// Between tokens of a choice: about a step.
+const INTER_TOKEN: &str = "oxide_inter_token_latency_seconds";
 
 /// The process at rest.
 #[derive(Copy, Clone, Debug)]
@@ -150,7 +152,7 @@ impl Report {
             .iter()
             .map(|sample| json!({ "seconds": sample.seconds, "resident_bytes": sample.resident_bytes, "open_fds": sample.open_fds }))
             .collect();
-        let bucket = |part| self.after.quantile_bound(&self.before, CANCEL_TO_FREE, part).map(|seconds| seconds * 1e3);
+        let bucket = |histogram: &str, part| self.after.quantile_bound(&self.before, histogram, part).map(|seconds| seconds * 1e3);
         json!({
             "model": self.card.model, "seal": self.card.seal, "device": self.card.device,
             "seconds": self.args.seconds, "clients": self.clients, "seqs_max": self.card.seqs_max, "seed": self.args.seed,
@@ -161,9 +163,10 @@ impl Report {
                 "clients_without_load": percentiles(&self.freed_idle),
                 "server": {
                     "count": self.after.get(&format!("{CANCEL_TO_FREE}_count")) - self.before.get(&format!("{CANCEL_TO_FREE}_count")),
-                    "p50_bucket_ms": bucket(0.5), "p99_bucket_ms": bucket(0.99),
+                    "p50_bucket_ms": bucket(CANCEL_TO_FREE, 0.5), "p99_bucket_ms": bucket(CANCEL_TO_FREE, 0.99),
                 },
             },
+            "inter_token": { "p50_bucket_ms": bucket(INTER_TOKEN, 0.5), "p99_bucket_ms": bucket(INTER_TOKEN, 0.99) },
             "broken": self.seen.broken,
             "verdicts": verdicts.iter().map(|verdict| json!({ "promise": verdict.promise, "holds": verdict.holds, "found": verdict.found })).collect::<Vec<_>>(),
         })

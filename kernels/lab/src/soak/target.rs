@@ -73,7 +73,7 @@ impl Target {
         command.args(["--requests-per-key", &(clients / CLIENT_KEYS + clients / 12).max(4).to_string()]);
         command.args(["--body-limit", &BODY_BYTES_MAX.to_string(), "--keep-alive-seconds", "1"]).args(args);
         // Every refusal is a warning, and there are many.
-    command.env("RUST_LOG", "error").stdout(Stdio::null());
+        command.env("RUST_LOG", "error").stdout(Stdio::null());
         let mut child = Ended(Some(command.spawn().context("oxide-run does not start")?));
         let port = wait_for_port(&mut child, &port_file)?;
         let _ = std::fs::remove_file(&port_file);
