@@ -1,9 +1,9 @@
 //! Turns constraints into parsers, within bounds of size, memory and time.
 
-use super::bounds::{check_lark, check_schema};
+use super::bounds::check_lark;
 use super::closing::Closing;
-use super::effective::{ascii_classes, make_effective};
-use super::growth::schema_growth;
+use super::effective::ascii_classes;
+use super::marked::{Around, MarkedMask, enforced, marked_grammar};
 use super::mask::{GrammarMask, Workers};
 use super::regex_growth::{Spelling, regex_growth};
 use super::request::{Constraint, ConstraintKind};
@@ -62,7 +62,7 @@ pub(super) struct Limits {
     /// Bytes that one commitment can add.
     pub(super) committed: u64,
     /// Bytes that suffice from anywhere, if that is known.
-    absolute: Option<u64>,
+    pub(super) absolute: Option<u64>,
 }
 
 impl Limits {
@@ -80,6 +80,8 @@ pub struct Compiled {
     limits: Limits,
     vocabulary: Arc<Vocabulary>,
     workers: Arc<Workers>,
+    /// The free text that the output stands in.
+    around: Option<Around>,
 }
 
 impl Grammars {
@@ -106,13 +108,13 @@ impl Grammars {
         let _ = std::thread::Builder::new().name("grammar-vocabulary".to_owned()).spawn(move || own.prepared().is_ok());
     }
 
-    fn prepared(&self) -> Result<&Prepared, String> {
-        let prepare = || {
     /// Panics while masks were computed; each failed one choice.
     pub(crate) fn panics(&self) -> u64 {
         self.workers.panics()
     }
 
+    fn prepared(&self) -> Result<&Prepared, String> {
+        let prepare = || {
             let vocabulary = Arc::new(Vocabulary::new(&self.tokenizer, &self.eos));
             let slices = SlicedBiasComputer::json_slices();
             let mut factory = ParserFactory::new(&vocabulary.env(), InferenceCapabilities::default(), &slices)
@@ -128,11 +130,11 @@ impl Grammars {
     ///
     /// # Errors
     /// As [`Grammars::compile`], or if it takes too long.
-    pub async fn compile_apart(self: &Arc<Self>, constraint: Constraint) -> Result<Compiled, GrammarError> {
-        let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
     ///
     /// # Panics
     /// If the compilation does: that is a bug of ours or of the library, not of the constraint.
+    pub async fn compile_apart(self: &Arc<Self>, constraint: Constraint) -> Result<Compiled, GrammarError> {
+        let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
         let slow = || refused(format!("takes longer than {} s to compile; make it smaller", COMPILE_TIME_MAX.as_secs()));
         let (own, copy, (done, result)) = (Arc::clone(self), constraint.clone(), oneshot::channel());
         let compiled = async {
@@ -154,9 +156,9 @@ impl Grammars {
                 Err(_) => Err(refused("cannot be compiled".to_owned())),
             }
         };
+        self.workers.faults().pass(Place::Compile).await;
         tokio::time::timeout(COMPILE_TIME_MAX, compiled).await.unwrap_or_else(|_| Err(slow()))
     }
-        self.workers.faults().pass(Place::Compile).await;
 
     /// Compiles a constraint. Takes up to `COMPILE_TIME_MAX` and much stack: run it on a thread of its own.
     ///
@@ -164,25 +166,56 @@ impl Grammars {
     /// If it cannot be enforced as written, is too large, or nothing satisfies it.
     pub fn compile(&self, constraint: &Constraint) -> Result<Compiled, GrammarError> {
         let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
-        let (grammar, limits) = grammar_of(&constraint.kind).map_err(refused)?;
+        let (grammar, limits) = grammar_of(&constraint.kind, &self.tokenizer).map_err(refused)?;
         let prepared = self.prepared().map_err(refused)?;
         let mut parser = prepared.factory.create_parser(grammar).map_err(|error| refused(explain(&error)))?;
         parser.start_without_prompt();
         let closing = Closing::start(&mut parser, &prepared.vocabulary);
-        Ok(Compiled { parser, closing, limits, vocabulary: Arc::clone(&prepared.vocabulary), workers: Arc::clone(&self.workers) })
+        Ok(Compiled {
+            parser,
+            closing,
+            limits,
+            vocabulary: Arc::clone(&prepared.vocabulary),
+            workers: Arc::clone(&self.workers),
+            around: Around::of(&constraint.kind, &self.tokenizer),
+        })
     }
 }
 
 impl Compiled {
-    /// Tokens of the shortest complete output that is known; `None` if none was found.
+    /// Tokens of the shortest complete output that is known; `None` if none was found, or none is needed.
     pub fn shortest(&self) -> Option<u64> {
+        self.bound().filter(|_| self.around.is_none())
+    }
+
+    /// Tokens that suffice for what the grammar itself describes.
+    pub(super) fn bound(&self) -> Option<u64> {
         self.closing.as_ref().map(Closing::bound)
+    }
+
+    /// The mask of a part that began with `rest` and may draw `budget` tokens; `None` if no part begins so.
+    pub(super) fn part_mask(&self, rest: &[u8], budget: u32) -> Option<GrammarMask> {
+        let Self { parser, closing, limits, vocabulary, workers, around: _ } = self;
+        let mut parser = parser.deep_clone();
+        let mut closing = closing.clone().filter(|closing| closing.bound() <= u64::from(budget));
+        for byte in rest {
+            let id = vocabulary.byte(*byte)?;
+            parser.consume_token(id).ok()?;
+            if let Some(closing) = &mut closing {
+                closing.advance(id, vocabulary, limits);
+            }
+        }
+        Some(GrammarMask::new(parser, closing, *limits, Arc::clone(vocabulary), Arc::clone(workers)))
     }
 
     /// Makes the masks of a request that may draw `max_tokens`. If that is too little for any complete
     /// output, the masks only keep to the grammar.
-    pub fn masks(self, max_tokens: u32) -> MaskFactory {
-        let Self { parser, closing, limits, vocabulary, workers } = self;
+    pub fn masks(mut self, max_tokens: u32) -> MaskFactory {
+        if let Some(around) = self.around.take() {
+            let (vocabulary, part) = (Arc::clone(&self.vocabulary), Arc::new(self));
+            return Arc::new(move || Box::new(MarkedMask::new(around.clone(), Arc::clone(&part), Arc::clone(&vocabulary))));
+        }
+        let Self { parser, closing, limits, vocabulary, workers, around: _ } = self;
         let closing = closing.filter(|closing| closing.bound() <= u64::from(max_tokens));
         Arc::new(move || {
             // Sequences share nothing that one could wait for.
@@ -206,18 +239,11 @@ fn parser_limits() -> ParserLimits {
     }
 }
 
-fn grammar_of(kind: &ConstraintKind) -> Result<(TopLevelGrammar, Limits), String> {
+fn grammar_of(kind: &ConstraintKind, tokenizer: &Tokenizer) -> Result<(TopLevelGrammar, Limits), String> {
     match kind {
         ConstraintKind::Schema(schema) => {
-            check_schema(schema)?;
-            let mut schema = schema.clone();
-            make_effective(&mut schema)?;
-            let growth = schema_growth(&schema);
-            if growth.shortest.is_none() {
-                return Err("describes no value that could be written: its required parts have no end, or contradict each other".to_owned());
-            }
-            let limits = Limits { committed: growth.committed, absolute: None };
-            Ok((TopLevelGrammar::from_json_schema(strictly(&schema)), limits))
+            let (schema, growth) = enforced(schema)?;
+            Ok((TopLevelGrammar::from_json_schema(schema), Limits { committed: growth.committed, absolute: None }))
         }
         ConstraintKind::Regex(pattern) => {
             let pattern = &ascii_classes(pattern);
@@ -236,11 +262,12 @@ fn grammar_of(kind: &ConstraintKind) -> Result<(TopLevelGrammar, Limits), String
             let grammar = TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(text.clone()));
             Ok((grammar, Limits { committed: LARK_COMMITTED, absolute: None }))
         }
+        ConstraintKind::Marked(marked) => marked_grammar(marked, tokenizer),
     }
 }
 
 /// The schema with the options of its compilation, none left to a default.
-fn strictly(schema: &Value) -> Value {
+pub(super) fn strictly(schema: &Value) -> Value {
     let options = json!({
         "item_separator": ",", "key_separator": ":", "whitespace_flexible": true, "whitespace_pattern": WHITESPACE,
         "coerce_one_of": false, "lenient": false,

@@ -19,6 +19,7 @@ mod closing;
 mod compile;
 mod effective;
 mod growth;
+mod marked;
 mod mask;
 mod regex_growth;
 mod request;
@@ -26,4 +27,4 @@ mod vocabulary;
 
 pub use compile::{Compiled, GrammarError, Grammars};
 pub use mask::GrammarMask;
-pub use request::{Constraint, ConstraintKind, take_constraint};
+pub use request::{Constraint, ConstraintKind, Marked, take_constraint};

@@ -31,6 +31,25 @@ pub enum ConstraintKind {
     Choice(Vec<String>),
     /// Text of a Lark grammar.
     Lark(String),
+    /// Text with marked parts, or instead of text marked parts alone.
+    Marked(Marked),
+}
+
+/// Parts that are JSON of a schema between marks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Marked {
+    /// What the whole text must be if it is no parts; `None` is free text, with parts in it.
+    pub text: Option<Box<ConstraintKind>>,
+    /// What begins a part.
+    pub open: String,
+    /// What ends it.
+    pub close: String,
+    /// What stands between two parts that are the whole text.
+    pub separator: String,
+    /// What a part holds.
+    pub schema: Value,
+    /// Most parts.
+    pub most: u32,
 }
 
 /// Takes the constraint of a request.

@@ -85,6 +85,15 @@ impl Vocabulary {
         if known { self.trie.token(id) } else { &[] }
     }
 
+    /// Allows every token.
+    pub(super) fn fill_known(&self, words: &mut [u32]) {
+        let known = self.trie.vocab_size();
+        for (index, word) in words.iter_mut().enumerate() {
+            let count = known.saturating_sub(index * 32).min(32);
+            *word = u32::MAX.checked_shr(32 - count as u32).unwrap_or(0);
+        }
+    }
+
     /// Bytes of structure in a token.
     pub(super) fn structure(&self, id: TokenId) -> u32 {
         structure(self.token(id))

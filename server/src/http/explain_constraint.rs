@@ -22,6 +22,7 @@ pub(super) async fn explain_constraint(served: &Served, constraint: Option<Const
         ConstraintKind::Regex(_) => ("regex", BTreeSet::new()),
         ConstraintKind::Choice(_) => ("choice", BTreeSet::new()),
         ConstraintKind::Lark(_) => ("grammar", BTreeSet::new()),
+        ConstraintKind::Marked(marked) => ("tool_calls", keywords(&marked.schema)),
     };
     let field = constraint.param.clone();
     let shortest = compile(served, Some(constraint)).await?.as_ref().and_then(Compiled::shortest);

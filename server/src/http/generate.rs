@@ -150,16 +150,16 @@ pub(super) fn apply_headers(common: &mut Common, headers: &HeaderMap) -> Result<
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
     };
-    common.deadline = shorter(common.deadline, header_millis(headers, "x-deadline-ms")?);
-    common.queue_time_max = shorter(common.queue_time_max, header_millis(headers, "x-max-queue-ms")?);
+    common.deadline = shorter(common.deadline, header_millis(headers, "x-deadline-ms", 1)?);
+    common.queue_time_max = shorter(common.queue_time_max, header_millis(headers, "x-max-queue-ms", 0)?);
     common.trace |= headers.get("x-trace").is_some_and(|value| value == "1" || value.as_bytes().eq_ignore_ascii_case(b"true"));
     Ok(())
 }
 
-fn header_millis(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, ApiError> {
+fn header_millis(headers: &HeaderMap, name: &'static str, least: i64) -> Result<Option<Duration>, ApiError> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| serde_json::from_str(text.trim()).ok()).unwrap_or(serde_json::Value::Null);
-    fields::integer(name, &number, 1..=DEADLINE_MS_MAX).map(|millis| Some(Duration::from_millis(millis as u64)))
+    fields::integer(name, &number, least..=DEADLINE_MS_MAX).map(|millis| Some(Duration::from_millis(millis as u64)))
 }
 
 pub(super) fn completion_work(served: &Served, read: CompletionRequest) -> Result<Work, ApiError> {
@@ -315,7 +315,7 @@ fn start_runs(
         let limit =
             served.rules.fit_max_tokens(tokens.ids.len(), work.max_tokens, common.clamp_max_tokens, max_tokens_param, prompt_param)?;
         check_min_tokens(common.min_tokens, limit)?;
-        check_shortest(compiled, rules.calls.is_some(), limit, max_tokens_param)?;
+        check_shortest(compiled, rules.calls.as_ref().is_some_and(CallForm::is_forced), limit, max_tokens_param)?;
         requests.push(limit);
     }
     let template = engine_request(state, caller, id, rules, work);

@@ -9,6 +9,7 @@ use super::error::ApiError;
 use super::fields::{self, Fields, saturate};
 use super::rules::{LOGPROBS_MAX, MESSAGES_MAX, Rules};
 use crate::tools::{ToolMode, ToolPlan, take_tools};
+use oxide_bundle::manifest::ToolDialect;
 use serde_json::{Map, Value};
 
 /// A chat request, checked; the template is not rendered yet.
@@ -41,9 +42,12 @@ pub struct ChatRequest {
 pub fn read_chat(mut fields: Fields, rules: &Rules) -> Result<ChatRequest, ApiError> {
     rules.check_model(&mut fields)?;
     let messages = take_messages(&mut fields)?;
-    let tools = take_tools(&mut fields, rules.tool_dialect)?;
+    if rules.tool_dialect == ToolDialect::None {
+        refuse_calls(&messages)?;
+    }
+    let mut tools = take_tools(&mut fields, rules.tool_dialect)?;
     let mut common = take_common(&mut fields, rules)?;
-    settle_constraint(&mut common, &tools)?;
+    settle_constraint(&mut common, &mut tools, rules.tool_dialect)?;
     refuse_continue(&mut fields)?;
     let (max_tokens, max_tokens_param) = take_max_tokens(&mut fields)?;
     Ok(ChatRequest {
@@ -59,17 +63,26 @@ pub fn read_chat(mut fields: Fields, rules: &Rules) -> Result<ChatRequest, ApiEr
     })
 }
 
-/// A forced call settles what is written; a free choice between calls and constrained text is not enforced.
-fn settle_constraint(common: &mut Common, tools: &ToolPlan) -> Result<(), ApiError> {
-    match (&tools.mode, &common.constraint) {
-        (ToolMode::Required | ToolMode::Named(_), _) => common.constraint = tools.constraint(),
-        (ToolMode::Auto, Some(constraint)) => {
-            let message = format!("`{}` cannot be combined with tools that may or may not be called; send `tool_choice`", constraint.param);
-            return Err(ApiError::invalid(constraint.param.clone(), message));
-        }
-        (ToolMode::Absent | ToolMode::Forbidden | ToolMode::Auto, _) => {}
+/// A forced call settles what is written; where the model chooses, a constraint is on the text that it writes instead of calls.
+fn settle_constraint(common: &mut Common, tools: &mut ToolPlan, dialect: ToolDialect) -> Result<(), ApiError> {
+    match &tools.mode {
+        ToolMode::Required | ToolMode::Named(_) => common.constraint = tools.constraint(),
+        ToolMode::Auto => common.constraint = tools.choice_constraint(dialect, common.constraint.take())?,
+        ToolMode::Absent | ToolMode::Forbidden => {}
     }
     Ok(())
+}
+
+/// A template that takes no tools would leave the calls of the history out.
+fn refuse_calls(messages: &[Value]) -> Result<(), ApiError> {
+    match messages.iter().position(|message| message.get("tool_calls").is_some()) {
+        None => Ok(()),
+        Some(index) => {
+            let path = format!("messages[{index}].tool_calls");
+            let reason = format!("`{path}`: this model's template takes no tools; leave calls out of the conversation");
+            Err(ApiError::unsupported(path, reason))
+        }
+    }
 }
 
 fn refuse_continue(fields: &mut Fields) -> Result<(), ApiError> {

@@ -16,6 +16,8 @@ pub enum CallForm {
     Hermes {
         /// Calls after the first count.
         parallel: bool,
+        /// Calls are the whole answer, or what looks like one is text.
+        alone: bool,
     },
     /// `{"name": …, "parameters": …}` as the whole answer, several separated by `;`.
     Llama3 {
@@ -30,6 +32,13 @@ pub enum CallForm {
     Arguments(String),
     /// Calls are not wanted: their markup is left out.
     Forbidden,
+}
+
+impl CallForm {
+    /// Whether a grammar writes the calls and nothing else.
+    pub fn is_forced(&self) -> bool {
+        matches!(self, CallForm::List | CallForm::Arguments(_))
+    }
 }
 
 /// News of a call.
@@ -144,7 +153,11 @@ impl CallParser {
             self.held.clear();
             return self.begin_call(Some('{'));
         }
-        let marks: &[&str] = if matches!(self.form, CallForm::Llama3 { .. }) { &[PYTHON_TAG] } else { &[OPEN, CLOSE] };
+        let marks: &[&str] = match self.form {
+            CallForm::Llama3 { .. } => &[PYTHON_TAG],
+            CallForm::Hermes { alone: true, .. } if self.content_began => &[],
+            _ => &[OPEN, CLOSE],
+        };
         if let Some(mark) = marks.iter().find(|mark| self.held.ends_with(*mark)) {
             self.held.truncate(self.held.len() - mark.len());
             let before = self.held.trim_end().to_owned();
@@ -215,7 +228,7 @@ impl CallParser {
 
     fn next_place(&self) -> Place {
         match self.form {
-            CallForm::Hermes { parallel: false } | CallForm::Llama3 { parallel: false, .. } => Place::Finished,
+            CallForm::Hermes { parallel: false, .. } | CallForm::Llama3 { parallel: false, .. } => Place::Finished,
             _ => Place::AfterCall,
         }
     }
@@ -301,16 +314,20 @@ mod tests {
 
     #[test]
     fn hermes_calls_are_split_from_content() {
-        let form = CallForm::Hermes { parallel: true };
+        let form = CallForm::Hermes { parallel: true, alone: false };
         check(&form, "Just text with < and <tool.", "Just text with < and <tool.", &[]);
         check(&form, "ends with space  ", "ends with space  ", &[]);
         check(&form, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>", "", &[("f", "{\"a\": 1}")]);
         let two = "Sure.\n<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n</tool_call>\n<tool_call>\n{\"name\":\"g\",\"arguments\":{\"b\":\"</x>\"}}\n</tool_call>";
         check(&form, two, "Sure.", &[("f", "{}"), ("g", "{\"b\":\"</x>\"}")]);
-        check(&CallForm::Hermes { parallel: false }, two, "Sure.", &[("f", "{}")]);
+        check(&CallForm::Hermes { parallel: false, alone: false }, two, "Sure.", &[("f", "{}")]);
         check(&form, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"unfin", "", &[("f", "{\"a\": \"unfin")]);
         check(&form, "<tool_call>not a call</tool_call> after", " after", &[]);
         check(&form, "a <tool_ca", "a ", &[]);
+        let alone = CallForm::Hermes { parallel: true, alone: true };
+        let text = "{\"a\": \"<tool_call>{\\\"name\\\": \\\"f\\\"}</tool_call>\"}";
+        check(&alone, text, text, &[]);
+        check(&alone, "\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", "", &[("f", "{}")]);
     }
 
     #[test]

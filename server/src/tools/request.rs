@@ -1,7 +1,7 @@
 //! The fields of tools, checked.
 
 use super::parser::CallForm;
-use crate::grammar::{Constraint, ConstraintKind};
+use crate::grammar::{Constraint, ConstraintKind, Marked};
 use crate::openai::error::ApiError;
 use crate::openai::fields::{self, Fields};
 use oxide_bundle::manifest::ToolDialect;
@@ -13,6 +13,10 @@ const TOOLS_MAX: usize = 128;
 const NAME_BYTES_MAX: usize = 64;
 /// Most calls of a forced answer.
 const CALLS_MAX: usize = 16;
+
+/// Why strict functions are refused where calls have no mark.
+const STRICT_WITHOUT_MARK: &str = "`tools` has a function with `strict: true`, but this model's calls begin with no mark of their own, so that \
+a call which the model chooses cannot be told from text before it is written; send `tool_choice` (required or a function), or leave `strict` out";
 
 /// Whether and how tools are called.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,14 +37,25 @@ pub enum ToolMode {
 /// The tools of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolPlan {
-    /// Functions by name, with their parameters.
-    functions: Vec<(String, Value)>,
+    functions: Vec<Function>,
     /// As the template sees them; `None` if it should not.
     pub rendered: Option<Value>,
     /// Whether they are called.
     pub mode: ToolMode,
     /// Whether one answer may hold several calls.
     pub parallel: bool,
+    /// Whether calls are the whole answer or not in it.
+    alone: bool,
+}
+
+/// A function that can be called.
+#[derive(Clone, Debug, PartialEq)]
+struct Function {
+    name: String,
+    /// Schema of its arguments.
+    parameters: Value,
+    /// Whether a call that the model chose must follow it too.
+    strict: bool,
 }
 
 /// Takes the fields of tools.
@@ -66,7 +81,7 @@ pub fn take_tools(fields: &mut Fields, dialect: ToolDialect) -> Result<ToolPlan,
         ));
     }
     let rendered = (mode != ToolMode::Forbidden).then_some(Value::Array(tools));
-    Ok(ToolPlan { functions, rendered, mode, parallel })
+    Ok(ToolPlan { functions, rendered, mode, parallel, alone: false })
 }
 
 fn without_tools(choice: Option<Value>, parallel: bool) -> Result<ToolPlan, ApiError> {
@@ -78,22 +93,22 @@ fn without_tools(choice: Option<Value>, parallel: bool) -> Result<ToolPlan, ApiE
     }
 }
 
-fn read_tools(tools: &[Value]) -> Result<Vec<(String, Value)>, ApiError> {
+fn read_tools(tools: &[Value]) -> Result<Vec<Function>, ApiError> {
     if tools.is_empty() || tools.len() > TOOLS_MAX {
         return Err(ApiError::invalid("tools", format!("`tools` has {} entries, allowed are 1 to {TOOLS_MAX}", tools.len())));
     }
-    let mut functions: Vec<(String, Value)> = Vec::with_capacity(tools.len());
+    let mut functions: Vec<Function> = Vec::with_capacity(tools.len());
     for (index, tool) in tools.iter().enumerate() {
-        let (name, parameters) = read_tool(&format!("tools[{index}]"), tool)?;
-        if functions.iter().any(|(known, _)| *known == name) {
-            return Err(ApiError::invalid("tools", format!("`tools` has two functions with the name `{name}`")));
+        let function = read_tool(&format!("tools[{index}]"), tool)?;
+        if functions.iter().any(|known| known.name == function.name) {
+            return Err(ApiError::invalid("tools", format!("`tools` has two functions with the name `{}`", function.name)));
         }
-        functions.push((name, parameters));
+        functions.push(function);
     }
     Ok(functions)
 }
 
-fn read_tool(path: &str, tool: &Value) -> Result<(String, Value), ApiError> {
+fn read_tool(path: &str, tool: &Value) -> Result<Function, ApiError> {
     let bad = |message: String| ApiError::invalid("tools", message);
     if tool.get("type").and_then(Value::as_str) != Some("function") {
         return Err(bad(format!("`{path}.type` must be `function`")));
@@ -111,7 +126,12 @@ fn read_tool(path: &str, tool: &Value) -> Result<(String, Value), ApiError> {
     if function.get("description").is_some_and(|text| !text.is_string() && !text.is_null()) {
         return Err(bad(format!("`{path}.function.description` must be a string")));
     }
-    Ok((name.clone(), read_parameters(path, function)?))
+    let strict = match function.get("strict") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(strict)) => *strict,
+        Some(other) => return Err(bad(format!("`{path}.function.strict` must be true or false, not {}", fields::kind(other)))),
+    };
+    Ok(Function { name: name.clone(), parameters: read_parameters(path, function)?, strict })
 }
 
 fn read_parameters(path: &str, function: &Map<String, Value>) -> Result<Value, ApiError> {
@@ -136,7 +156,7 @@ fn read_parameters(path: &str, function: &Map<String, Value>) -> Result<Value, A
     }
 }
 
-fn read_choice(choice: Option<Value>, functions: &[(String, Value)]) -> Result<ToolMode, ApiError> {
+fn read_choice(choice: Option<Value>, functions: &[Function]) -> Result<ToolMode, ApiError> {
     let bad = |message: String| Err(ApiError::invalid("tool_choice", message));
     match choice {
         None => Ok(ToolMode::Auto),
@@ -149,7 +169,7 @@ fn read_choice(choice: Option<Value>, functions: &[(String, Value)]) -> Result<T
         Some(Value::Object(map)) => {
             let name = map.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
             match (map.get("type").and_then(Value::as_str), name) {
-                (Some("function"), Some(name)) if functions.iter().any(|(known, _)| known == name) => Ok(ToolMode::Named(name.to_owned())),
+                (Some("function"), Some(name)) if functions.iter().any(|known| known.name == name) => Ok(ToolMode::Named(name.to_owned())),
                 (Some("function"), Some(name)) => bad(format!("`tool_choice` names the function `{name}`, which `tools` does not offer")),
                 _ => bad("`tool_choice` must be `{\"type\":\"function\",\"function\":{\"name\":…}}`, or none, auto, required".to_owned()),
             }
@@ -163,30 +183,74 @@ impl ToolPlan {
     pub fn constraint(&self) -> Option<Constraint> {
         let schema = match &self.mode {
             ToolMode::Absent | ToolMode::Forbidden | ToolMode::Auto => return None,
-            ToolMode::Named(name) => self.functions.iter().find(|(known, _)| known == name)?.1.clone(),
-            ToolMode::Required => self.calls_schema(),
+            ToolMode::Named(name) => self.functions.iter().find(|known| known.name == *name)?.parameters.clone(),
+            ToolMode::Required => {
+                let (call, definitions) = self.call_schema("arguments", |function| function.parameters.clone());
+                json!({"type": "array", "minItems": 1, "maxItems": self.calls_max(), "items": call, "$defs": definitions})
+            }
         };
         Some(Constraint { param: "tools".to_owned(), kind: ConstraintKind::Schema(schema) })
     }
 
-    /// A list of calls.
-    fn calls_schema(&self) -> Value {
+    /// The constraint of an answer that may hold calls: `content` is what the rest must be. Calls follow the
+    /// parameters of strict functions, and are JSON objects otherwise. `None` where nothing is enforced.
+    ///
+    /// # Errors
+    /// 400 where the dialect has no form in which text and calls can be told apart.
+    pub fn choice_constraint(&mut self, dialect: ToolDialect, content: Option<Constraint>) -> Result<Option<Constraint>, ApiError> {
+        let strict = self.functions.iter().any(|function| function.strict);
+        let (open, close, separator, key) = match (dialect, &content) {
+            (ToolDialect::None, _) => return Ok(content),
+            (_, None) if !strict => return Ok(None),
+            (ToolDialect::Hermes, _) => ("<tool_call>", "</tool_call>", "\n", "arguments"),
+            (ToolDialect::Llama3, Some(_)) => ("", "", "; ", "parameters"),
+            (ToolDialect::Llama3, None) => return Err(ApiError::unsupported("tools", STRICT_WITHOUT_MARK)),
+        };
+        let (call, definitions) = self.call_schema(key, |function| match function.strict {
+            true => function.parameters.clone(),
+            false => json!({"type": "object"}),
+        });
+        let mut schema = call;
+        if let Value::Object(map) = &mut schema {
+            map.insert("$defs".to_owned(), definitions);
+        }
+        let (param, text) = match content {
+            Some(Constraint { param, kind }) => {
+                if let ConstraintKind::Lark(_) = kind {
+                    let message = format!("`{param}` cannot be combined with tools that may or may not be called; send `tool_choice`");
+                    return Err(ApiError::invalid(param, message));
+                }
+                self.alone = true;
+                (param, Some(Box::new(kind)))
+            }
+            None => ("tools".to_owned(), None),
+        };
+        let (open, close, separator, most) = (open.to_owned(), close.to_owned(), separator.to_owned(), self.calls_max() as u32);
+        let kind = ConstraintKind::Marked(Marked { text, open, close, separator, schema, most });
+        Ok(Some(Constraint { param, kind }))
+    }
+
+    fn calls_max(&self) -> usize {
+        if self.parallel { CALLS_MAX } else { 1 }
+    }
+
+    /// One call, whose arguments are the member `key`, and the definitions that it refers to.
+    fn call_schema(&self, key: &str, arguments: impl Fn(&Function) -> Value) -> (Value, Value) {
         let mut definitions = Map::new();
         let calls: Vec<Value> = self
             .functions
             .iter()
             .enumerate()
-            .map(|(index, (name, parameters))| {
-                let key = format!("f{index}");
-                definitions.insert(key.clone(), moved(parameters, &format!("#/$defs/{key}")));
-                json!({
-                    "type": "object", "additionalProperties": false, "required": ["name", "arguments"],
-                    "properties": {"name": {"const": name}, "arguments": {"$ref": format!("#/$defs/{key}")}},
-                })
+            .map(|(index, function)| {
+                let place = format!("f{index}");
+                definitions.insert(place.clone(), moved(&arguments(function), &format!("#/$defs/{place}")));
+                let mut properties = Map::new();
+                properties.insert("name".to_owned(), json!({"const": function.name}));
+                properties.insert(key.to_owned(), json!({"$ref": format!("#/$defs/{place}")}));
+                json!({"type": "object", "additionalProperties": false, "required": ["name", key], "properties": properties})
             })
             .collect();
-        let most = if self.parallel { CALLS_MAX } else { 1 };
-        json!({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}, "$defs": definitions})
+        (json!({"anyOf": calls}), Value::Object(definitions))
     }
 
     /// How the calls are written; `None` if none can come.
@@ -197,9 +261,9 @@ impl ToolPlan {
             ToolMode::Named(name) => Some(CallForm::Arguments(name.clone())),
             ToolMode::Required => Some(CallForm::List),
             ToolMode::Auto => match dialect {
-                ToolDialect::Hermes => Some(CallForm::Hermes { parallel: self.parallel }),
+                ToolDialect::Hermes => Some(CallForm::Hermes { parallel: self.parallel, alone: self.alone }),
                 ToolDialect::Llama3 => {
-                    let names = self.functions.iter().map(|(name, _)| name.clone()).collect();
+                    let names = self.functions.iter().map(|function| function.name.clone()).collect();
                     Some(CallForm::Llama3 { names, parallel: self.parallel })
                 }
                 ToolDialect::None => None,
@@ -256,6 +320,27 @@ mod tests {
             let error = take(&body).expect_err(&body);
             assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{body}: {error}");
         }
+    }
+
+    #[test]
+    fn strict_functions_are_refused_only_where_their_calls_have_no_mark() {
+        let strict = TOOL.replace(r#""name""#, r#""strict":true,"name""#);
+        let plan = || take(&format!(r#"{{"tools":[{strict}]}}"#)).expect("valid");
+        let content = || Some(Constraint { param: "guided_choice".to_owned(), kind: ConstraintKind::Choice(vec!["a".to_owned()]) });
+        for (dialect, content, marks) in [
+            (ToolDialect::Hermes, None, "<tool_call>"),
+            (ToolDialect::Hermes, content(), "<tool_call>"),
+            (ToolDialect::Llama3, content(), ""),
+        ] {
+            let constraint = plan().choice_constraint(dialect, content).expect("can be told apart").expect("something is enforced");
+            let ConstraintKind::Marked(marked) = constraint.kind else { panic!("calls have marks") };
+            assert_eq!(marked.open, marks);
+        }
+        let error = plan().choice_constraint(ToolDialect::Llama3, None).expect_err("no mark");
+        assert_eq!((error.status, error.param.as_deref()), (400, Some("tools")));
+        let mut loose = take(&format!(r#"{{"tools":[{TOOL}]}}"#)).expect("valid");
+        assert_eq!(loose.choice_constraint(ToolDialect::Llama3, None), Ok(None));
+        assert_eq!(loose.choice_constraint(ToolDialect::Hermes, None), Ok(None));
     }
 
     #[test]

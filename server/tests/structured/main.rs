@@ -4,6 +4,7 @@
 #[path = "../http/client.rs"]
 mod client;
 
+mod auto_calls;
 mod closing;
 mod conformance;
 mod sampler;

@@ -9,7 +9,7 @@ use oxide_text::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-fn weather() -> Value {
+pub(crate) fn weather() -> Value {
     json!({"type": "function", "function": {
         "name": "get_weather", "description": "temp > 10 & humidity < 50 (user's choice)",
         "parameters": {
@@ -20,7 +20,7 @@ fn weather() -> Value {
     }})
 }
 
-fn time() -> Value {
+pub(crate) fn time() -> Value {
     json!({"type": "function", "function": {"name": "get_time", "parameters": {
         "type": "object", "properties": {"zone": {"$ref": "#/$defs/zone"}}, "required": ["zone"], "additionalProperties": false,
         "$defs": {"zone": {"type": "integer", "minimum": -12, "maximum": 14}},
@@ -37,7 +37,7 @@ fn named() -> Value {
     json!({"type": "function", "function": {"name": "get_weather"}})
 }
 
-fn check_call(call: &Value) {
+pub(crate) fn check_call(call: &Value) {
     assert_eq!(call["type"], "function");
     assert!(call["id"].as_str().is_some_and(|id| id.starts_with("call_")), "{call}");
     let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().expect("text")).expect("JSON");
@@ -79,7 +79,7 @@ fn a_named_call_is_that_function_and_stops() {
 }
 
 /// Puts the deltas of a stream together, checking what each promises.
-fn calls_of(chunks: &[Value]) -> (Vec<(String, String)>, String, String) {
+pub(crate) fn calls_of(chunks: &[Value]) -> (Vec<(String, String)>, String, String) {
     let (mut calls, mut content, mut finish): (Vec<(String, String)>, _, _) = (Vec::new(), String::new(), String::new());
     for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().expect("choices")) {
         content.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
@@ -100,7 +100,7 @@ fn calls_of(chunks: &[Value]) -> (Vec<(String, String)>, String, String) {
     (calls, content, finish)
 }
 
-fn whole_calls(reply: &Value) -> Vec<(String, String)> {
+pub(crate) fn whole_calls(reply: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().expect("text").to_owned();
     let calls = reply["choices"][0]["message"]["tool_calls"].as_array().into_iter().flatten();
     calls.map(|call| (text(&call["function"]["name"]), text(&call["function"]["arguments"]))).collect()
@@ -142,7 +142,12 @@ fn tools_that_make_no_sense_are_refused() {
         (json!({"tool_choice": "required"}), "tool_choice"),
         (fields(json!({"type": "function", "function": {"name": "other"}}), json!({})), "tool_choice"),
         (fields(json!("sometimes"), json!({})), "tool_choice"),
-        (fields(json!("auto"), json!({"response_format": {"type": "json_object"}})), "response_format"),
+        (fields(json!("auto"), json!({"guided_grammar": "start: \"a\""})), "guided_grammar"),
+        (json!({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}), "tools"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}]}),
+            "tools",
+        ),
         (
             json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}], "tool_choice": "required"}),
             "tools",
@@ -199,7 +204,7 @@ fn marks_that_are_special_tokens_reach_the_parser() {
         stop: Stop::default(),
         eos: vec![4093],
         skip_special_tokens: true,
-        calls: Some(CallForm::Hermes { parallel: true }),
+        calls: Some(CallForm::Hermes { parallel: true, alone: false }),
     };
     let mut choice = Choice::new(&Arc::new(rules));
     ids.into_iter().chain([4093]).for_each(|id| choice.token(id, None));
