@@ -11,14 +11,13 @@ use oxide_runtime::device::cpu::Isa;
 use oxide_runtime::engine::EngineOptions;
 use oxide_runtime::mapping::Access;
 use std::net::IpAddr;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 unexpected (diff: the bundles differ), 2 wrong command line, 3 request refused, 4 device refuses the bundle,
 5 engine failed, 6 golden vector not reproduced, 7 server failed, 8 input file unusable, 9 does not fit,
-10 tokenizer or template unusable, 11 replay differs, 12 not signed by a trusted key, 18 bundle not found, 19 bundle unreadable, 20-99 bundle refused
-(docs/bundle-format.md), 130 interrupted";
+10 tokenizer or template unusable, 11 replay differs, 12 not signed by a trusted key, 13 against the policy, 18 bundle not found, 19 bundle unreadable,
+20-99 bundle refused (docs/bundle-format.md), 130 interrupted";
 
 /// Runs a sealed bundle made by oxide-compile.
 #[derive(Clone, Debug, Parser)]
@@ -142,10 +141,10 @@ pub(super) struct ServeArgs {
     /// Open connections at most
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub(super) connections: usize,
-    /// Requests that may wait for admission; all pass through the queue, so at least 1
-    #[arg(long, value_name = "N", default_value = "256")]
-    pub(super) max_queue: NonZeroUsize,
-    /// Longest wait for admission
+    /// Requests that may wait beyond those that free sequence slots take; 0 refuses what finds no slot
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(super) max_queue: usize,
+    /// Longest wait for admission; 0 refuses what finds no slot or no memory at once
     #[arg(long, value_name = "SECONDS")]
     pub(super) max_queue_seconds: Option<f64>,
     /// Deadline of requests that name none
@@ -178,6 +177,9 @@ pub(super) struct ServeArgs {
     /// Refuse a bundle that is not signed by this public key (PEM); repeatable, one signer is enough
     #[arg(long, value_name = "FILE")]
     pub(super) require_key: Vec<PathBuf>,
+    /// Refuse a bundle that violates this file of rules: licences, keys, seals, targets, profiles, golden
+    #[arg(long, value_name = "FILE")]
+    pub(super) policy: Option<PathBuf>,
     /// Run the bundle's golden vectors before becoming ready
     #[arg(long)]
     pub(super) self_test: bool,
@@ -318,6 +320,9 @@ pub(super) struct VerifyArgs {
     /// File of signatures [default: the bundle's trailer and BUNDLE.sig]
     #[arg(long, value_name = "FILE", requires = "key")]
     pub(super) signature: Option<PathBuf>,
+    /// Also check this file of rules, as `serve --policy` does
+    #[arg(long, value_name = "FILE")]
+    pub(super) policy: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -356,7 +361,7 @@ impl Args {
     fn engine_options(&self) -> EngineOptions {
         match &self.command {
             Command::Serve(serve) => EngineOptions {
-                queue_max: serve.max_queue.get(),
+                queue_max: serve.max_queue,
                 chunk_tokens: serve.chunk_tokens,
                 prefix_cache: !serve.no_prefix_cache,
                 overcommit: serve.overcommit,

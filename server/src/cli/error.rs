@@ -33,6 +33,8 @@ pub mod exit {
     pub const REPLAY: u8 = 11;
     /// The bundle has no signature by a trusted key.
     pub const UNTRUSTED: u8 = 12;
+    /// The bundle violates the operator's policy.
+    pub const POLICY: u8 = 13;
     /// Ended by Ctrl-C.
     pub const INTERRUPTED: u8 = 130;
 }
@@ -78,6 +80,9 @@ pub enum CliError {
     /// Nobody who is trusted signed the bundle.
     #[error("{0}")]
     Untrusted(String),
+    /// The bundle violates the operator's policy.
+    #[error("{0}")]
+    Policy(String),
     /// `diff` said how the bundles differ; nothing more to say.
     #[error("the bundles differ")]
     Differs,
@@ -106,6 +111,7 @@ impl CliError {
             Self::Usage(_) => exit::USAGE,
             Self::NoFit(_) => exit::NO_FIT,
             Self::Untrusted(_) => exit::UNTRUSTED,
+            Self::Policy(_) => exit::POLICY,
             Self::Differs => exit::DIFFERENT,
             Self::OutputClosed => 0,
             Self::Output(_) => exit::INTERNAL,

@@ -3,6 +3,7 @@
 use super::args::ServeArgs;
 use super::error::CliError;
 use super::golden::run_golden;
+use super::policy::Policy;
 use super::tools;
 use crate::http::{ServeError, ServeOptions, serve};
 use crate::journal::JournalOptions;
@@ -16,8 +17,10 @@ pub(super) fn run(args: &ServeArgs, load: LoadOptions) -> Result<(), CliError> {
     let options = serve_options(args)?;
     let self_test = args.self_test;
     let trusted = tools::public_keys(&args.require_key)?;
+    let policy = args.policy.as_deref().map(Policy::read).transpose()?;
     let loader = move || -> anyhow::Result<LoadedModel> {
         let load = if trusted.is_empty() { load } else { tools::require_signer(load, &trusted)? };
+        let load = policy.map_or(Ok(load.clone()), |policy| policy.enforce(load))?;
         let model = LoadedModel::load(&load)?;
         if self_test {
             run_golden(&model)?.into_result()?;

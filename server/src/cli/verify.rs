@@ -1,8 +1,9 @@
-//! `verify`: every hash; with `--full` also every tensor digest and the golden vectors.
+//! `verify`: every hash; with `--full` also every tensor digest and the golden vectors; a policy if one is given.
 
 use super::args::VerifyArgs;
 use super::error::CliError;
 use super::golden::{GoldenReport, run_golden};
+use super::policy::Policy;
 use super::{output, tools};
 use crate::model::{LoadError, LoadOptions, LoadedModel};
 use oxide_bundle::{Bundle, Mode};
@@ -11,6 +12,7 @@ use serde_json::json;
 
 pub(super) fn run(args: &VerifyArgs, load: &LoadOptions) -> Result<(), CliError> {
     let trusted = tools::public_keys(&args.key)?;
+    let policy = args.policy.as_deref().map(Policy::read).transpose()?;
     let mode = Mode::Full;
     let (bundle, golden) = match args.full {
         true => {
@@ -27,6 +29,9 @@ pub(super) fn run(args: &VerifyArgs, load: &LoadOptions) -> Result<(), CliError>
         [] => None,
         trusted => Some(tools::signer(&bundle, &load.path, args.signature.as_deref(), trusted)?.to_string()),
     };
+    if let Some(policy) = policy {
+        policy.check(&bundle, &load.path)?;
+    }
     report(args, &bundle, golden.as_ref(), signer.as_deref())?;
     golden.map_or(Ok(()), GoldenReport::into_result)
 }

@@ -5,6 +5,7 @@ mod diff;
 mod explain;
 mod ghost;
 mod kernels;
+mod policy;
 mod shipping;
 mod sign;
 mod support;

@@ -17,7 +17,8 @@ mod sign;
 mod text_diff;
 
 pub(super) use args::ToolCommand;
-pub(super) use sign::{public_keys, require_signer, signer};
+pub(super) use sbom::licence;
+pub(super) use sign::{public_keys, read_bounded, require_signer, signer};
 
 use super::error::CliError;
 use crate::model::{LoadError, LoadOptions};

@@ -20,7 +20,7 @@ pub(super) fn sbom(load: &LoadOptions) -> Result<(), CliError> {
 }
 
 /// The licence that the first line of the section names.
-fn licence(text: &str) -> Option<&str> {
+pub(in crate::cli) fn licence(text: &str) -> Option<&str> {
     let line = text.lines().next()?;
     line.split_once(": ")?.1.split_once(", from ").map(|(name, _)| name)
 }

@@ -119,10 +119,15 @@ fn read_signatures(path: &Path) -> Result<Option<Vec<u8>>, CliError> {
 }
 
 fn read_text(path: &Path) -> Result<String, CliError> {
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(KEY_BYTES_MAX).read_to_string(&mut text));
+    String::from_utf8(read_bounded(path, KEY_BYTES_MAX)?).map_err(|error| input(path, error))
+}
+
+/// The first `bytes_max` bytes of a small file.
+pub(in crate::cli) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(bytes_max).read_to_end(&mut bytes));
     read.map_err(|error| input(path, error))?;
-    Ok(text)
+    Ok(bytes)
 }
 
 fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), CliError> {
