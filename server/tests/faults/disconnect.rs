@@ -47,7 +47,12 @@ fn a_client_that_leaves_at_any_await_point_leaves_nothing_behind() {
     for kind in kinds() {
         for place in [Place::Accepted, Place::Head].iter().chain(kind.places) {
             injection.cut_at(*place);
+            // With no step run, a stream's events are still to come when its head is sent.
+            if *place == Place::Stream {
+                live.engine.pause();
+            }
             assert_eq!(attempt(&live, &injection, &kind), Some(Some(*place)), "{} does not pass {place:?}", kind.name);
+            live.resume();
         }
         for polls in 0.. {
             assert!(polls < POLLS_MAX, "{} takes more than {POLLS_MAX} polls", kind.name);
