@@ -158,9 +158,11 @@ impl Server {
             () = stopped(&mut stops) => return Ok(()),
         };
         let model = loaded.map_err(ServeError::Load)?;
-        tracing::info!(model = model.manifest.name, device = model.device, seal = model.seal, "ready");
         let engine = model.engine.clone();
+        let (name, device, seal) = (model.manifest.name.clone(), model.device.clone(), model.seal.clone());
         state.install(model);
+        // Said only now: whoever reads it may ask at once.
+        tracing::info!(model = name, device, seal, "ready");
         write_port(&state, address)?;
         let ended = tokio::select! {
             message = engine_failure(&engine) => fail(&state, message).await,

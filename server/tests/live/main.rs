@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oxide-run");
@@ -225,14 +226,16 @@ fn the_log_line_carries_the_request_id() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the server starts");
-    let mut log = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    let (sender, log) = mpsc::channel();
+    let lines = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    std::thread::spawn(move || lines.for_each(|line| drop(sender.send(line))));
     // Lines of different tasks may come in any order, so those passed over are kept.
     let mut passed: Vec<Value> = Vec::new();
     let mut line = |message: &str| -> Value {
         let wanted = |entry: &Value| entry["fields"]["message"] == message;
         while !passed.iter().any(wanted) {
-            let text = log.next().expect("the log goes on");
-            passed.extend(serde_json::from_str::<Value>(&text).ok());
+            let text = log.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no line {message:?} after {passed:?}"));
+            passed.push(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}")));
         }
         let at = passed.iter().position(wanted).expect("it is there");
         passed.remove(at)["fields"].clone()
