@@ -21,8 +21,8 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Every way, in an order that fills the cache before it is used.
-    pub(super) const ALL: [Self; 4] = [Self::Alone, Self::Batch, Self::Prefix, Self::Cancelled];
+    /// Every way, in an order that uses the cache before a full batch evicts it.
+    pub(super) const ALL: [Self; 4] = [Self::Alone, Self::Prefix, Self::Batch, Self::Cancelled];
 
     /// Its name in reports.
     pub(super) const fn name(self) -> &'static str {

@@ -139,7 +139,7 @@ fn watch(mut child: Child, deadline: Instant, seconds: u64, report: &mut KernelR
         report.fault(format!("no end after {seconds} s, {place}"));
     } else if !ended || !status.as_ref().is_ok_and(ExitStatus::success) {
         let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        report.fault(format!("its process died ({how}) {place}: {}", complaints.trim()));
+        report.fault(format!("its process died ({how}) {place}: {}", complaints));
     }
 }
 
@@ -158,10 +158,12 @@ fn read_lines(child: &mut Child) -> Receiver<Line> {
     receive
 }
 
-/// The end of what a child complained about.
+/// The end of what a child complained about, in one line.
 fn tail(mut stderr: impl Read) -> String {
     let mut bytes = Vec::new();
     // What was read before a failure is kept.
     let _ = stderr.read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(STDERR_MAX)..]).into_owned()
+    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(STDERR_MAX)..]).into_owned();
+    let words = text.split("stack backtrace:").next().unwrap_or_default().split_whitespace();
+    words.collect::<Vec<_>>().join(" ")
 }

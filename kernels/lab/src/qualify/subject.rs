@@ -186,7 +186,9 @@ fn one_to(max: u32) -> Range {
 fn artifact_problem(manifest: &ArtifactManifest, index: usize, seed: u64, random: &mut Random) -> (Spec, Bindings, Bindings) {
     let is_free = |range: Range| range.max == u32::MAX;
     let domain = manifest.domain;
-    let axis = if is_free(domain.tokens) && !is_free(domain.rows) { Sym::Rows } else { Sym::Tokens };
+    let by_rows =
+        matches!(manifest.contract.op, Op::TakeRows { .. } | Op::Sample { .. }) || is_free(domain.tokens) && !is_free(domain.rows);
+    let axis = if by_rows { Sym::Rows } else { Sym::Tokens };
     let range = |range: Range, max: u32| if is_free(range) { one_to(max) } else { range };
     let (tokens, seqs, rows) = (range(domain.tokens, TOKENS_MAX), range(domain.seqs, SEQS_MAX), range(domain.rows, SEQS_MAX));
     let spec = Spec { contract: manifest.contract, axis, is_sm90: true };
@@ -207,13 +209,13 @@ fn drawn(axis: Sym, [tokens, seqs, rows]: [Range; 3], index: usize, seed: u64, r
     let lead_max = larger(leading, lead, random);
     let others = 1 + below(random, SEQS_MAX as usize) as u32;
     let sizes = match axis {
-        Sym::Rows => Bindings { tokens: others, seqs: leading.min(seqs.max), rows: leading, kv_pages: 2 },
+        Sym::Rows => Bindings { tokens: others.min(tokens.max), seqs: leading.min(seqs.max), rows: leading, kv_pages: 2 },
         Sym::Tokens | Sym::Seqs | Sym::KvPages => {
             Bindings { tokens: leading, seqs: others.min(leading).min(seqs.max), rows: others.min(rows.max), kv_pages: 2 }
         }
     };
     let mut bound = Bindings {
-        tokens: sizes.tokens + 3,
+        tokens: larger(sizes.tokens, tokens, random),
         seqs: larger(sizes.seqs, seqs, random),
         rows: larger(sizes.rows, rows, random),
         kv_pages: sizes.kv_pages,
