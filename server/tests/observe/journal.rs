@@ -90,6 +90,56 @@ fn a_thousand_journaled_requests_of_a_loaded_server_replay_exactly() {
     assert!(report["choices"].as_u64() > Some(expected as u64) && report["tokens"].as_u64() > Some(4 * REQUESTS as u64));
 }
 
+/// A request that outgrows its share of a small pool.
+fn long_body(index: usize) -> Value {
+    let mut body = json!({"prompt": format!("The story of number {index} begins"), "max_tokens": 60, "ignore_eos": true});
+    let extra = match index % 4 {
+        0 => json!({"temperature": 0}),
+        1 => json!({"temperature": 1.0}),
+        2 => json!({"temperature": 0.9, "seed": index, "frequency_penalty": 0.6, "repetition_penalty": 1.1}),
+        _ => json!({"temperature": 1.0, "stream": true, "min_p": 0.05}),
+    };
+    body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+    body
+}
+
+#[test]
+fn requests_that_were_preempted_replay_exactly() {
+    const CLIENTS: usize = 16;
+    const EACH: usize = 4;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    // Thirty-two pages of sixteen tokens: six requests fit whole, sixteen are let in.
+    let server = start(&["--journal", path, "--overcommit", "--kv-memory", "2MiB"]);
+    let address = server.address();
+    let preemptions = || metric(address, "oxide_engine_preemptions_total");
+    let mut rounds = 0;
+    while preemptions() == 0.0 {
+        assert!(rounds < 20, "sixteen clients at once never filled the pool");
+        std::thread::scope(|scope| {
+            for client in 0..CLIENTS {
+                scope.spawn(move || {
+                    for index in 0..EACH {
+                        let body = long_body(client * EACH + index);
+                        match body["stream"] == true {
+                            true => drop(Events::begin(send(address, "/v1/completions", &[], &body)).rest()),
+                            false => assert_eq!(post(address, "/v1/completions", &body).ok()["usage"]["completion_tokens"], 60),
+                        }
+                    }
+                });
+            }
+        });
+        rounds += 1;
+    }
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let output = replay(folder.path(), &["--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let expected = rounds * CLIENTS * EACH;
+    assert_eq!((&report["entries"], &report["differences"], &report["tokens"]), (&json!(expected), &json!(0), &json!(expected * 60)));
+}
+
 /// A journal of a few requests, as lines.
 fn small_journal() -> Vec<Value> {
     let folder = tempfile::tempdir().expect("a folder");
