@@ -13,7 +13,7 @@
 //! ```
 //!
 //! What a token can add comes from the schema ([`super::growth`]). The witness is recomputed only when
-//! the bound that is carried along is too loose to decide. Everything counts work, never time, so that
+//! the bound that is carried along is too loose to allow what ordinary tokens have. Everything counts work, never time, so that
 //! equal requests get equal masks.
 
 use super::compile::Limits;
@@ -41,6 +41,10 @@ const TRIED_BYTES_MAX: usize = 8_192;
 const SEARCHED_MAX: usize = 6;
 /// Suffixes of an old witness that are tried before a new one is searched for.
 const SUFFIXES_MAX: usize = 48;
+/// Bytes of structure that few tokens exceed: `"},{"` has four.
+const ORDINARY_STRUCTURE: u32 = 4;
+/// First bytes of a suffix that are looked at before all of it is.
+const PREVIEW_BYTES: usize = 16;
 /// Bytes that a token may add beside its commitments: the rest of an escape or a character.
 const ESCAPE_BYTES: u64 = 8;
 
@@ -127,7 +131,7 @@ impl Closing {
     /// Takes tokens out of a mask after which the output might not close with `left` tokens.
     pub(super) fn restrict(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, limits: &Limits, left: u64, words: &mut [u32]) {
         let fits = |bound: u64| limits.cap(bound.saturating_add(growth(limits, vocabulary.structure_max()))) <= left;
-        if fits(self.bound) {
+        if fits(self.bound) || (!self.current && self.restrict_loosely(vocabulary, limits, left, words)) {
             return;
         }
         self.refresh(parser, vocabulary);
@@ -138,9 +142,7 @@ impl Closing {
         match self.structure_allowed(limits, left).map(|structure| vocabulary.class(structure)) {
             Some(None) => {}
             Some(Some(class)) => {
-                for (word, allowed) in words.iter_mut().zip(class.words.iter().chain(std::iter::repeat(&0))) {
-                    *word &= allowed;
-                }
+                keep(words, &class.words);
                 allow(words, first);
                 allow_all(words, vocabulary.eos(), parser.is_accepting());
             }
@@ -151,6 +153,18 @@ impl Closing {
                 allow_all(words, vocabulary.eos(), parser.is_accepting());
             }
         }
+    }
+
+    /// Takes out the tokens with more structure than the bound as it is carried along allows, if that leaves the
+    /// ordinary ones: what is drawn then keeps the output within reach of its end, with whatever witness.
+    fn restrict_loosely(&self, vocabulary: &Vocabulary, limits: &Limits, left: u64, words: &mut [u32]) -> bool {
+        let class = self.structure_allowed(limits, left).and_then(|structure| vocabulary.class(structure));
+        let Some(class) = class.filter(|class| class.structure_max >= ORDINARY_STRUCTURE) else { return false };
+        if !words.iter().zip(&class.words).any(|(word, allowed)| word & allowed != 0) {
+            return false;
+        }
+        keep(words, &class.words);
+        true
     }
 
     /// Bytes of structure that a token may have so that what it adds is within the slack.
@@ -170,7 +184,7 @@ impl Closing {
         } else {
             // What was drawn may stand for the beginning of the old witness.
             let suffixes = (0..self.witness.len().min(SUFFIXES_MAX)).filter_map(|start| self.witness.get(start..));
-            let mut old = suffixes.filter(|suffix| closes(parser, vocabulary, &[], suffix).is_some());
+            let mut old = suffixes.filter(|suffix| begins(parser, vocabulary, suffix) && closes(parser, vocabulary, &[], suffix).is_some());
             old.next().map(<[u8]>::to_vec).or_else(|| find_witness(parser, vocabulary, &SEARCHES))
         };
         if let Some(found) = witness.and_then(|witness| Self::of(witness, vocabulary)) {
@@ -182,10 +196,7 @@ impl Closing {
     fn tried(&self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, words: &[u32]) -> Vec<u32> {
         let (mut kept, mut searches) = (Vec::new(), 0);
         let tried_max = (TRIED_BYTES_MAX / self.witness.len().max(1)).clamp(8, TRIED_MAX);
-        let is_text = |id: &u32| !vocabulary.token(*id).is_empty();
-        // A grammar that allows control tokens allows few, and says much with them.
-        let control = bits(words).filter(|id| !is_text(id) && !vocabulary.eos().contains(id));
-        for id in control.chain(bits(words).filter(is_text)).take(tried_max) {
+        for id in bits(words).filter(|id| !vocabulary.token(*id).is_empty()).take(tried_max) {
             let rest = self.witness.strip_prefix(vocabulary.token(id)).unwrap_or(&self.witness);
             let bound = match closes(parser, vocabulary, &[id], rest) {
                 Some(bound) => Some(bound),
@@ -216,6 +227,13 @@ fn allow(words: &mut [u32], id: Option<u32>) {
     }
 }
 
+/// Takes out what is not in `allowed`.
+fn keep(words: &mut [u32], allowed: &[u32]) {
+    for (word, allowed) in words.iter_mut().zip(allowed.iter().chain(std::iter::repeat(&0))) {
+        *word &= allowed;
+    }
+}
+
 fn allow_all(words: &mut [u32], ids: &[u32], wanted: bool) {
     if wanted {
         ids.iter().for_each(|id| allow(words, Some(*id)));
@@ -233,6 +251,13 @@ fn bits(words: &[u32]) -> impl Iterator<Item = u32> + '_ {
         })
     };
     words.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(ids)
+}
+
+/// Whether the first bytes of `witness` may come next: a cheap look before [`closes`].
+fn begins(parser: &mut TokenParser, vocabulary: &Vocabulary, witness: &[u8]) -> bool {
+    let preview = witness.get(..PREVIEW_BYTES).unwrap_or(witness);
+    let tokens = vocabulary.spell(preview);
+    tokens.is_some_and(|tokens| parser.validate_tokens_raw(&tokens).is_ok_and(|valid| valid == tokens.len()))
 }
 
 /// Tokens of `witness` if it completes the output after the tokens `drawn`.

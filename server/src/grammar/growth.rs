@@ -43,7 +43,7 @@ pub(super) fn schema_growth(root: &Value) -> Growth {
         }
     }
     let added = |schema: &&Value| match analysis.cost(schema) {
-        // What an object at the top needs is part of the bound from the start; it is never entered again.
+        // What a value at the top needs is part of the bound from the start; it is never entered again.
         (least, most) if std::ptr::eq(*schema, root) && begins_once(root, &schemas) => most.saturating_sub(least),
         (_, most) => most,
     };
@@ -52,9 +52,9 @@ pub(super) fn schema_growth(root: &Value) -> Growth {
     Growth { shortest, committed: committed.max(8) }
 }
 
-/// Whether a schema is of objects alone, by its own keywords, and no reference leads to it.
+/// Whether a schema is of objects or of arrays alone, by its own keywords, and no reference leads to it.
 fn begins_once(root: &Value, schemas: &[&Value]) -> bool {
-    let plain = root.get("type").is_some_and(|kind| kind == "object")
+    let plain = root.get("type").is_some_and(|kind| kind == "object" || kind == "array")
         && ["$ref", "anyOf", "oneOf", "allOf", "enum", "const"].iter().all(|keyword| root.get(*keyword).is_none());
     let references = schemas.iter().filter_map(|schema| schema.get("$ref")?.as_str());
     plain && !references.into_iter().any(|reference| resolve(root, reference).is_some_and(|target| std::ptr::eq(target, root)))
@@ -217,6 +217,15 @@ mod tests {
         assert_eq!(schema_growth(&endless).shortest, None);
         let optional = json!({"type": "object", "properties": {"a": {"$ref": "#"}}});
         assert_eq!(schema_growth(&optional).shortest, Some(2));
+    }
+
+    #[test]
+    fn what_a_value_at_the_top_needs_is_no_commitment() {
+        let records = json!({"type": "array", "minItems": 40, "items": {"type": "string", "maxLength": 8}});
+        let growth = schema_growth(&records);
+        assert!(growth.shortest.is_some_and(|bytes| bytes >= 40 * 3) && growth.committed < 40, "{growth:?}");
+        let nested = json!({"type": "array", "items": records});
+        assert!(schema_growth(&nested).committed >= 40 * 3, "an array that is entered again is one");
     }
 
     #[test]
