@@ -9,9 +9,9 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 use std::sync::Arc;
 
-/// The routes, with everything around them.
+/// The routes, with everything around them: what refuses a method has named the allowed ones before that.
 pub(crate) fn router(state: Arc<State>) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route("/", get(page::page))
         .route("/health", get(info::health))
         .route("/ready", get(info::ready))
@@ -31,8 +31,8 @@ pub(crate) fn router(state: Arc<State>) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(Arc::clone(&state), layer::around))
-        .with_state(state)
+        .with_state(Arc::clone(&state));
+    Router::new().fallback_service(routes).layer(from_fn_with_state(state, layer::around))
 }
 
 async fn no_such_path(request: Request) -> ApiError {
