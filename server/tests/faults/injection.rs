@@ -126,7 +126,9 @@ impl Metrics {
 /// Id that the requests of these tests have.
 pub(crate) const ID: &str = "fault";
 
-/// Waits until nothing of any request is left, in the engine or in the server, and checks the accounts.
+/// Waits until nothing of any request is left, in the engine or in the server, and its id names nothing.
+///
+/// A connection that its client closed may not be accepted yet: what it leaves is found by the next call.
 pub(crate) fn settle(live: &Live) {
     let start = Instant::now();
     loop {
@@ -134,13 +136,11 @@ pub(crate) fn settle(live: &Live) {
         let gauges = ["oxide_requests_running", "oxide_requests_waiting", "oxide_kv_pages_in_use", "oxide_requests_in_flight"];
         // The connection that asks is open.
         let gone = gauges.iter().all(|name| metrics.get(name) == 0.0) && metrics.get("oxide_connections") == 1.0;
-        if gone {
-            break;
+        let whole = metrics.get("oxide_kv_pages_free") + metrics.get("oxide_kv_pages_cached") == metrics.get("oxide_kv_pages_capacity");
+        if gone && whole && live.request("DELETE", &format!("/v1/requests/{ID}"), &[], b"").status == 404 {
+            return;
         }
         assert!(start.elapsed() < PATIENCE, "something stays behind: {}", metrics.0);
         std::thread::sleep(Duration::from_micros(200));
     }
-    let stats = live.stats();
-    assert_eq!(stats.pages_free + stats.pages_cached, stats.pages_total, "{stats:?}");
-    assert_eq!(live.request("DELETE", &format!("/v1/requests/{ID}"), &[], b"").status, 404, "the request can still be named");
 }
