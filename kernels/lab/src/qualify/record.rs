@@ -1,7 +1,7 @@
 //! A record of a run, as `docs/results` keeps them: never edited afterwards.
 
 use super::QualifyArgs;
-use super::report::Report;
+use super::report::{Report, shown};
 use anyhow::{Context, bail};
 use std::fmt::Write;
 use std::fs;
@@ -50,7 +50,7 @@ fn page(args: &QualifyArgs, report: &Report) -> String {
     for kernel in &report.kernels {
         let hash = kernel.sha256.as_ref().map_or_else(|| "cpu table".to_owned(), |hash| format!("`{hash}`"));
         let verdict = if kernel.passed { "pass" } else { "**fail**" };
-        let _ = writeln!(out, "| `{}` | {hash} | {} | {:.3} | {verdict} |", kernel.name, kernel.cases.len(), kernel.worst_of_tolerance);
+        let _ = writeln!(out, "| `{}` | {hash} | {} | {} | {verdict} |", kernel.name, kernel.cases.len(), shown(kernel.worst_of_tolerance));
     }
     out
 }

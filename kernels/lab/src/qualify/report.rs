@@ -65,7 +65,8 @@ impl KernelReport {
     /// One line of the table.
     pub(crate) fn line(&self) -> String {
         let verdict = if self.is_right() { "pass" } else { "FAIL" };
-        let mut line = format!("{verdict} {:<46} {:>4} cases {:>9.3} {:>7.1} s", self.name, self.cases.len(), self.worst(), self.seconds);
+        let mut line =
+            format!("{verdict} {:<46} {:>4} cases {:>9} {:>7.1} s", self.name, self.cases.len(), shown(self.worst()), self.seconds);
         if let Some(fault) = self.first_fault() {
             line += "  ";
             line += &fault;
@@ -134,7 +135,7 @@ impl Report {
             let cases: usize = of.iter().map(|kernel| kernel.cases.len()).sum();
             let failed = of.iter().filter(|kernel| !kernel.passed).count();
             let worst = of.iter().map(|kernel| kernel.worst_of_tolerance).fold(0.0, f64::max);
-            let _ = writeln!(out, "{family:<18} {:>8} {cases:>8} {failed:>8} {worst:>20.3}", of.len());
+            let _ = writeln!(out, "{family:<18} {:>8} {cases:>8} {failed:>8} {:>20}", of.len(), shown(worst));
         }
         for kernel in self.kernels.iter().filter(|kernel| !kernel.passed) {
             let _ = writeln!(out, "{}", kernel.line());
@@ -142,4 +143,9 @@ impl Report {
         let _ = writeln!(out, "{} passed, {} failed", self.kernels.len() - self.failed(), self.failed());
         out
     }
+}
+
+/// A share of a tolerance in a table; what is no number is beyond all.
+pub(crate) fn shown(share: f64) -> String {
+    if share < 1e6 { format!("{share:.3}") } else { "beyond".to_owned() }
 }
