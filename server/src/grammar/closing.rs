@@ -196,7 +196,10 @@ impl Closing {
     fn tried(&self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, words: &[u32]) -> Vec<u32> {
         let (mut kept, mut searches) = (Vec::new(), 0);
         let tried_max = (TRIED_BYTES_MAX / self.witness.len().max(1)).clamp(8, TRIED_MAX);
-        for id in bits(words).filter(|id| !vocabulary.token(*id).is_empty()).take(tried_max) {
+        let is_text = |id: &u32| !vocabulary.token(*id).is_empty();
+        // A grammar that allows control tokens allows few, and says much with them.
+        let control = bits(words).filter(|id| !is_text(id) && !vocabulary.eos().contains(id));
+        for id in control.chain(bits(words).filter(is_text)).take(tried_max) {
             let rest = self.witness.strip_prefix(vocabulary.token(id)).unwrap_or(&self.witness);
             let bound = match closes(parser, vocabulary, &[id], rest) {
                 Some(bound) => Some(bound),

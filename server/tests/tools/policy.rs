@@ -60,7 +60,7 @@ fn all_violations_are_told_and_nothing_is_served() {
     let policy = office.write(&json!({
         "licences": ["GPL-3.0-only"], "keys": ["a.pub"], "seals": ["11".repeat(32)], "targets": ["sm90"], "profiles": ["other"], "golden": "proven",
     }));
-    let refused = run_on(&short_bundle(), &["serve", "--port", "0", "--policy", text(&policy)]);
+    let refused = run_on(short_bundle(), &["serve", "--port", "0", "--policy", text(&policy)]);
     let rules = ["licences: ", "keys: ", "seals: ", "targets: ", "profiles: ", "golden: "];
     assert_eq!(refused.code, Some(13), "{}", refused.err);
     assert!(rules.iter().all(|rule| refused.err.contains(rule)), "{}", refused.err);
