@@ -123,6 +123,11 @@ fn a_deadline_under_way_keeps_the_text_so_far() {
         let body = greedy_body(json!({"prompt": [1], "max_tokens": LONG, "deadline_ms": deadline_ms}));
         let mut connection = live.post_unanswered("/v1/completions", &body);
         live.steps(3);
+        // The deadline counts from acceptance, which was before the first step.
+        live.wait("a step or an end", |live| {
+            let stats = live.stats();
+            stats.steps + stats.rejected + stats.finished + stats.cancelled > 0
+        });
         std::thread::sleep(Duration::from_millis(deadline_ms));
         live.open_gate();
         let reply = connection.reply();
