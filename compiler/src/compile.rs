@@ -6,6 +6,7 @@ use crate::golden::{self, GoldenError, Proof};
 use crate::graph::{self, Graph, Precision};
 use crate::hub::{self, HubError};
 use crate::passes::{self, LowerError, Settings, Unit};
+use crate::paths;
 use crate::profile::{Profile, ProfileError, builtin};
 use crate::progress::{Phase, Progress};
 use crate::reproduce::ReproduceError;
@@ -129,6 +130,14 @@ pub enum CompileError {
     /// Making a bundle again.
     #[error(transparent)]
     Reproduce(#[from] ReproduceError),
+    /// The output would replace what is read.
+    #[error("writing {output} would replace the input {input}: give another path with -o")]
+    Overwrites {
+        /// Where the bundle goes.
+        output: PathBuf,
+        /// What is read.
+        input: PathBuf,
+    },
     /// Printing the result.
     #[error("cannot write output: {0}")]
     Output(std::io::Error),
@@ -139,6 +148,7 @@ impl CompileError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Output(_) => 1,
+            Self::Overwrites { .. } => 2,
             Self::Profile(ProfileError::Unknown { .. }) => 3,
             Self::Profile(_) => 4,
             Self::Limit { .. } => 5,
@@ -280,7 +290,9 @@ pub fn compile(request: &Request, progress: &mut dyn Progress) -> Result<Report,
     let lowered = lower(request)?;
     progress.finish();
     progress.start(Phase::Check, 0);
-    let checkpoint = Checkpoint::open(files(request)?, &request.profile, &lowered.graph)?;
+    let files = files(request)?;
+    paths::refuse_overwriting(&request.output, files.paths())?;
+    let checkpoint = Checkpoint::open(files, &request.profile, &lowered.graph)?;
     let inputs = seal::hash_inputs(&checkpoint)?;
     progress.finish();
     let mut draft = seal::Draft::new(request, &lowered, limits(request)?, &checkpoint, &inputs)?;

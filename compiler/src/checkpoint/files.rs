@@ -61,6 +61,14 @@ impl Files {
         }
     }
 
+    /// Every file that can be named: none of an embedded model, and none of a folder that cannot be read.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Folder(folder) => std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect(),
+            Self::Embedded(_) => Vec::new(),
+        }
+    }
+
     /// Reads a whole file of at most `bytes_max`; `None` if it does not exist.
     ///
     /// # Errors

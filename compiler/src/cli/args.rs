@@ -2,11 +2,11 @@
 
 use crate::compile::{CompileError, Request, Stage};
 use crate::hub;
-use crate::profile::Profile;
+use crate::profile::{Profile, builtin};
 use crate::reproduce::Sources;
 use clap::{Parser, Subcommand};
 use oxide_bundle::manifest::{GoldenStatus, Target};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Lowers a model profile and its checkpoint, offline, into one sealed bundle.
 #[derive(Debug, Parser)]
@@ -171,6 +171,11 @@ pub(super) struct CompileArgs {
 }
 
 impl CompileArgs {
+    /// The profile where it is a file.
+    pub(super) fn profile_file(&self) -> Option<&Path> {
+        self.profile.as_deref().filter(|name| builtin(name).is_none()).map(Path::new)
+    }
+
     pub(super) fn request(&self) -> Result<Request, CompileError> {
         // Both are required by the parser, unless a subcommand is given, and then this is not called.
         let profile = Profile::load(self.profile.as_deref().unwrap_or_default())?;

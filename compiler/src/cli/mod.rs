@@ -15,6 +15,7 @@ pub use args::Args;
 use crate::compile::{self, CompileError};
 use crate::hub;
 use crate::passes::LowerError;
+use crate::paths;
 use crate::profile::{BUILTIN, Profile, builtin};
 use crate::reproduce::{ReproduceError, reproduce};
 use args::{Command, CompileArgs, KernelsArgs, PullArgs, ReproduceArgs};
@@ -95,6 +96,7 @@ fn compile_profile(args: &CompileArgs) -> Result<(), CompileError> {
     if let Some(stage) = args.dump {
         return print(&compile::dump(&request, stage)?);
     }
+    paths::refuse_overwriting(&request.output, args.profile_file())?;
     let mut bars = progress::Bars::new(args.json);
     let made = compile::compile(&request, &mut bars);
     if let (Err(CompileError::Lower(LowerError::MissingKernels { .. })), Some(folder)) = (&made, &request.artifacts)

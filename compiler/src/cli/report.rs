@@ -124,9 +124,13 @@ pub(super) fn reproduced(compared: &Reproduction, json: bool) -> String {
     if json {
         return json_text(compared);
     }
-    let Reproduction { reproduced, seal, seal_again, compilers, first_difference: _, sections, inputs } = compared;
+    let Reproduction { reproduced, trailer_bytes, seal, seal_again, compilers, first_difference: _, sections, inputs } = compared;
     if *reproduced {
-        return format!("reproduced: every byte is equal\nseal     {seal}\n");
+        let kept = match trailer_bytes {
+            0 => String::new(),
+            bytes => format!("trailer  {bytes} B of signatures behind the sealed bytes, which no recipe makes\n"),
+        };
+        return format!("reproduced: every byte is equal\nseal     {seal}\n{kept}");
     }
     let mut text = format!("seal     {seal}\nagain    {seal_again}\n");
     let _ = writeln!(text, "differs  {}", sections.join(", "));

@@ -70,3 +70,78 @@ fn a_damaged_bundle_has_no_recipe() {
     assert_eq!(output.status.code(), Some(51));
     assert_eq!(oxide(folder.path(), &["reproduce", "missing.oxb"]).status.code(), Some(51));
 }
+
+/// Reproduces the bundle with its bytes changed; the exit code and what was said.
+fn reproduce_changed(folder: &Path, change: impl Fn(&mut Vec<u8>)) -> (Option<i32>, String) {
+    let mut bytes = fs::read(folder.join("b.oxb")).expect("readable");
+    change(&mut bytes);
+    fs::write(folder.join("changed.oxb"), bytes).expect("writable");
+    let output = oxide(folder, &["reproduce", "changed.oxb"]);
+    assert!(output.stdout.is_empty(), "{}", stdout(&output));
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn damage_that_the_seal_does_not_show_is_not_called_equal() {
+    let folder = bundle();
+    let (code, errors) = reproduce_changed(folder.path(), |bytes| {
+        let place = bytes.len() - 20;
+        bytes[place] ^= 1;
+    });
+    assert!(code == Some(51) && errors.contains("WDAT"), "{code:?} {errors}");
+    let (code, errors) = reproduce_changed(folder.path(), |bytes| bytes.extend(b"junk"));
+    assert!(code == Some(51) && errors.contains("4 bytes"), "{code:?} {errors}");
+    let (code, errors) = reproduce_changed(folder.path(), |bytes| bytes.truncate(bytes.len() - 1));
+    assert!(code == Some(51) && errors.contains("truncated"), "{code:?} {errors}");
+}
+
+#[test]
+fn a_ghost_has_nothing_to_be_made_again_from() {
+    let folder = bundle();
+    let bundle = fs::read(folder.path().join("b.oxb")).expect("readable");
+    let bundle = oxide_bundle::Bundle::parse(std::sync::Arc::new(bundle)).expect("a bundle");
+    let contents = oxide_bundle::Contents {
+        manifest: bundle.manifest().clone(),
+        plan: bundle.plan().raw().clone(),
+        artifacts: Vec::new(),
+        driver_min: 0,
+        tokenizer_json: bundle.tokenizer_json().to_vec(),
+        template: bundle.template().clone(),
+        golden: bundle.golden().clone(),
+        provenance: bundle.provenance().clone(),
+        licences: bundle.licences().to_owned(),
+    };
+    let (bytes, _) = oxide_bundle::container::seal_ghost(contents).expect("a ghost");
+    fs::write(folder.path().join("ghost.oxb"), bytes).expect("written");
+    let output = oxide(folder.path(), &["reproduce", "ghost.oxb"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(51) && errors.contains("is a ghost"), "{errors}");
+}
+
+#[test]
+fn no_input_is_written_over() {
+    let folder = bundle();
+    let path = folder.path().join("b.oxb");
+    let before = fs::read(&path).expect("readable");
+    std::os::unix::fs::symlink("b.oxb", folder.path().join("link.oxb")).expect("linked");
+    fs::hard_link(&path, folder.path().join("hard.oxb")).expect("linked");
+    for name in ["b.oxb", "./b.oxb", "link.oxb", "hard.oxb"] {
+        let output = oxide(folder.path(), &["reproduce", "b.oxb", "-o", name]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && errors.contains("would replace the input"), "{name}: {errors}");
+    }
+    assert!(fs::read(&path).expect("readable") == before);
+    let model = other_checkpoint(folder.path());
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../profiles/oxide-tiny.toml"), folder.path().join("mine.toml"))
+        .expect("a profile");
+    let weights = fs::read(model.join("model.safetensors")).expect("readable");
+    for args in [
+        ["oxide-tiny", "--target", "cpu", "--no-golden", "--model", "model", "-o", "model/model.safetensors"],
+        ["mine.toml", "--target", "cpu", "--no-golden", "--model", "model", "-o", "mine.toml"],
+    ] {
+        let output = oxide(folder.path(), &args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && errors.contains("would replace the input"), "{args:?}: {errors}");
+    }
+    assert!(fs::read(model.join("model.safetensors")).expect("readable") == weights);
+}
