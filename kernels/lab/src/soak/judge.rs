@@ -142,7 +142,7 @@ fn ended(choices: &[Choice], promise: &Promise) -> Result<Outcome, String> {
             }
             ("length", None) if promise.call => false,
             ("length", None) if promise.json => return Err(format!("JSON that does not close: {}", choice.text)),
-            ("stop" | "length" | "tool_calls", _) => true,
+            ("stop" | "tool_calls", _) | ("length", None) => true,
             (other, reason) => return Err(format!("finish_reason {other:?} with stop_reason {reason:?}")),
         };
         if by_itself {
