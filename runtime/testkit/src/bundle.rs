@@ -24,7 +24,8 @@ fn build_folder() -> PathBuf {
 /// # Panics
 /// If it does not build.
 pub fn binary(package: &str) -> PathBuf {
-    build(&["--package", package, "--bin", package]).join(package)
+    // With the features of the whole workspace, as `cargo build` has built it already: alone, most crates would be built anew.
+    build(&["--workspace", "--bin", package]).join(package)
 }
 
 /// Builds the fake CUDA driver, and returns its path.
