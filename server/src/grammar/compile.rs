@@ -3,6 +3,7 @@
 use super::bounds::check_lark;
 use super::closing::Closing;
 use super::effective::ascii_classes;
+use super::lark::check_finite;
 use super::marked::{Around, MarkedMask, enforced, marked_grammar};
 use super::mask::{GrammarMask, Workers};
 use super::regex_growth::{Spelling, regex_growth};
@@ -168,7 +169,7 @@ impl Grammars {
         let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
         let (grammar, limits) = grammar_of(&constraint.kind, &self.tokenizer).map_err(refused)?;
         let prepared = self.prepared().map_err(refused)?;
-        let mut parser = prepared.factory.create_parser(grammar).map_err(|error| refused(explain(&error)))?;
+        let mut parser = prepared.factory.create_parser(grammar).map_err(|error| refused(explain(&error, &constraint.kind)))?;
         parser.start_without_prompt();
         let closing = Closing::start(&mut parser, &prepared.vocabulary);
         Ok(Compiled {
@@ -259,6 +260,7 @@ fn grammar_of(kind: &ConstraintKind, tokenizer: &Tokenizer) -> Result<(TopLevelG
         }
         ConstraintKind::Lark(text) => {
             check_lark(text)?;
+            check_finite(text)?;
             let grammar = TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(text.clone()));
             Ok((grammar, Limits { committed: LARK_COMMITTED, absolute: None }))
         }
@@ -283,7 +285,7 @@ pub(super) fn strictly(schema: &Value) -> Value {
 }
 
 /// The library's reason in our words, where it speaks of its own options.
-fn explain(error: &anyhow::Error) -> String {
+fn explain(error: &anyhow::Error, kind: &ConstraintKind) -> String {
     let message = format!("{error:#}");
     let message = message.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('<')).collect::<Vec<_>>().join("; ");
     if message.contains("oneOf constraints are not supported") {
@@ -293,5 +295,9 @@ fn explain(error: &anyhow::Error) -> String {
         return format!("uses unsupported keywords: {keys}");
     }
     let message: String = message.chars().take(300).collect();
+    let of_regex = ["regex", "anchor", "look-around", "lookaround"].iter().any(|word| message.to_lowercase().contains(word));
+    if of_regex && matches!(kind, ConstraintKind::Schema(_) | ConstraintKind::Marked(_)) {
+        return format!("has a `pattern` that cannot be compiled: {message}");
+    }
     format!("cannot be compiled: {message}")
 }

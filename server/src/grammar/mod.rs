@@ -19,6 +19,7 @@ mod closing;
 mod compile;
 mod effective;
 mod growth;
+mod lark;
 mod marked;
 mod mask;
 mod regex_growth;
