@@ -40,6 +40,62 @@ const UNSUPPORTED: &[&str] = &[
     "$anchor",
 ];
 
+/// Keywords that are enforced, or that hold what others refer to.
+const ENFORCED: &[&str] = &[
+    "type",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "$defs",
+    "definitions",
+    "components",
+    "items",
+    "additionalItems",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "properties",
+    "additionalProperties",
+    "patternProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+
+/// Keywords that restrict nothing; so do those that begin with `x-`.
+pub(super) const ANNOTATIONS: &[&str] = &[
+    "title",
+    "description",
+    "default",
+    "example",
+    "examples",
+    "$comment",
+    "$schema",
+    "$id",
+    "id",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "contentMediaType",
+    "contentEncoding",
+    "discriminator",
+];
+
+/// Largest magnitude of a number up to which all whole numbers are told apart.
+const EXACT_MAX: u64 = 1 << 53;
+
 /// How a subschema relates to the one that holds it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -158,7 +214,12 @@ fn check_keywords(root: &Value, schema: &Value, map: &Map<String, Value>) -> Res
     if !std::ptr::eq(root, schema) && map.get("$id").is_some_and(Value::is_string) {
         return Err("uses the unsupported keyword `$id` below its root".to_owned());
     }
+    let known = |name: &str| ENFORCED.contains(&name) || ANNOTATIONS.contains(&name) || name.starts_with("x-");
+    if let Some(keyword) = map.keys().find(|name| !known(name) || *name == "x-guidance") {
+        return Err(format!("uses the unsupported keyword `{}`", cut(keyword)));
+    }
     check_reference(root, map)?;
+    check_values(map)?;
     for (keyword, max) in [
         ("minItems", COUNT_MIN_MAX),
         ("maxItems", COUNT_MAX),
@@ -195,6 +256,51 @@ fn check_reference(root: &Value, map: &Map<String, Value>) -> Result<(), String>
         Some(_) => Err(format!("has the `$ref` `{}`, which refers to something that is no schema", cut(reference))),
         None => Err(format!("has the `$ref` `{}`, which refers to nothing", cut(reference))),
     }
+}
+
+/// Checks the values that a schema names: some, each other's, and none that would be rounded.
+fn check_values(map: &Map<String, Value>) -> Result<(), String> {
+    for keyword in ["const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"] {
+        if let Some(number) = map.get(keyword).and_then(inexact) {
+            return Err(format!("has `{keyword}` with the number {number}, whose magnitude is above 2^53, which is not supported"));
+        }
+    }
+    let Some(values) = map.get("enum") else { return Ok(()) };
+    let Some(values) = values.as_array().filter(|values| !values.is_empty()) else {
+        return Err("has an `enum` that is no array with values".to_owned());
+    };
+    match map.get("const") {
+        Some(only) if !values.iter().any(|value| same(value, only)) => Err("has a `const` that is none of its `enum`".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// A number in a value, at any depth, that is too large to be told from its neighbours.
+fn inexact(value: &Value) -> Option<&Value> {
+    let mut open = vec![value];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Number(number) => {
+                let whole = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
+                // A decimal as large as that was rounded when it was read.
+                let exact =
+                    whole.map_or_else(|| number.as_f64().is_some_and(|float| float.abs() < EXACT_MAX as f64), |whole| whole <= EXACT_MAX);
+                if !exact {
+                    return Some(value);
+                }
+            }
+            Value::Array(items) => open.extend(items),
+            Value::Object(members) => open.extend(members.values()),
+            Value::Null | Value::Bool(_) | Value::String(_) => {}
+        }
+    }
+    None
+}
+
+/// Whether two values are equal to a validator, for which 1 is 1.0.
+fn same(one: &Value, other: &Value) -> bool {
+    let numbers = (one.is_number() && other.is_number()).then(|| (one.as_f64(), other.as_f64()));
+    one == other || numbers.is_some_and(|(one, other)| one == other)
 }
 
 /// A grammar cannot keep free names apart, so it cannot count members that may have the same name.
@@ -330,10 +436,33 @@ mod tests {
             (json!({"minLength": -1}), "minLength"),
             (json!({"minProperties": 2}), "minProperties"),
             (json!({"x-guidance": {"lenient": true}}), "x-guidance"),
+            (json!({"items": {"x-guidance": {"lenient": true}}}), "x-guidance"),
+            (json!({"type": "string", "maxLenght": 1}), "`maxLenght`"),
+            (json!({"properties": {"a": {"type": "string", "nullable": true}}}), "`nullable`"),
+            (json!({"const": 9_007_199_254_740_993_u64}), "`const` with the number 9007199254740993"),
+            (json!({"enum": [1, [{"a": u64::MAX}]]}), "`enum` with the number 18446744073709551615"),
+            (json!({"type": "integer", "minimum": i64::MIN}), "`minimum`"),
+            (json!({"type": "integer", "maximum": 1e20}), "`maximum`"),
+            (json!({"exclusiveMinimum": 9_007_199_254_740_993_u64}), "`exclusiveMinimum`"),
+            (json!({"exclusiveMaximum": -1e16}), "`exclusiveMaximum`"),
+            (json!({"multipleOf": 1e17}), "`multipleOf`"),
+            (json!({"enum": []}), "`enum`"),
+            (json!({"const": 1, "enum": [2, "1"]}), "`const`"),
         ] {
             let error = check_schema(&schema).expect_err(word);
             assert!(error.contains(word), "{schema}: {error}");
         }
+    }
+
+    #[test]
+    fn annotations_and_exact_numbers_are_fine() {
+        let schema = json!({
+            "title": "t", "description": "d", "default": 1e300, "examples": [u64::MAX], "$comment": "c", "deprecated": true,
+            "readOnly": false, "contentEncoding": "base64", "x-order": 3, "properties": {"foo": {"type": "null"}, "maxLenght": {}},
+            "patternProperties": {"^foo$": {"const": 9_007_199_254_740_992_u64}}, "items": {"const": 1, "enum": [1.0]},
+            "$defs": {"foo": {"minimum": -9_007_199_254_740_992_i64, "maximum": 1e15, "multipleOf": 0.5}},
+        });
+        assert_eq!(check_schema(&schema), Ok(()));
     }
 
     #[test]

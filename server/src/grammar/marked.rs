@@ -55,7 +55,10 @@ pub(super) fn marked_grammar(marked: &Marked, tokenizer: &Tokenizer) -> Result<(
     if text.is_none() && (open.is_empty() || close.is_empty()) {
         return Err("has parts without marks in free text".to_owned());
     }
-    let (body, growth) = enforced(schema).map_err(|reason| format!("is combined with a schema of `tools` that {reason}"))?;
+    let (body, growth) = enforced(schema).map_err(|reason| match text {
+        None => format!("has a function whose schema {reason}"),
+        Some(_) => format!("is combined with a schema of `tools` that {reason}"),
+    })?;
     let body = format!("%json {body}");
     let (open_mark, close_mark) = (mark(open, tokenizer), mark(close, tokenizer));
     let shortest = growth.shortest.unwrap_or(0).saturating_add((open.len() + close.len()) as u64);

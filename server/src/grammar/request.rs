@@ -85,7 +85,13 @@ pub fn take_constraint(fields: &mut Fields) -> Result<Option<Constraint>, ApiErr
 fn take_response_format(fields: &mut Fields) -> Result<Option<Constraint>, ApiError> {
     let Some(mut format) = fields.object("response_format")? else { return Ok(None) };
     let bad = |message: String| Err(ApiError::invalid("response_format", message));
-    match format.get("type").and_then(Value::as_str) {
+    let kind = format.get("type").and_then(Value::as_str);
+    if let Some(kind @ ("text" | "json_object")) = kind
+        && let Some(member) = ["schema", "json_schema"].into_iter().find(|member| format.get(*member).is_some_and(|value| !value.is_null()))
+    {
+        return bad(format!("`response_format.{member}` is not enforced with the type {kind}; use the type json_schema"));
+    }
+    match kind {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(schema_constraint("response_format", json!({"type": "object"})))),
         Some("json_schema") => match format.remove("json_schema") {
@@ -200,6 +206,8 @@ mod tests {
             (r#"{"response_format":{"type":"xml"}}"#, "response_format"),
             (r#"{"response_format":{}}"#, "response_format"),
             (r#"{"response_format":"json_object"}"#, "response_format"),
+            (r#"{"response_format":{"type":"json_object","schema":{"type":"object"}}}"#, "response_format"),
+            (r#"{"response_format":{"type":"text","json_schema":{"schema":{}}}}"#, "response_format"),
             (r#"{"guided_json":"{"}"#, "guided_json"),
             (r#"{"guided_json":7}"#, "guided_json"),
             (r#"{"guided_regex":7}"#, "guided_regex"),

@@ -37,6 +37,12 @@ fn a_schema_that_cannot_be_enforced_is_refused_by_name() {
         (json!({"x-guidance": {"lenient": true}}), "x-guidance"),
         (json!(false), "no value"),
         (json!({"type": "integer", "minimum": 5, "maximum": 4}), "cannot be compiled"),
+        (json!({"type": "string", "maxLenght": 1}), "maxLenght"),
+        (json!({"type": "object", "properties": {"a": {"foo": 1}}}), "`foo`"),
+        (json!({"const": 9_007_199_254_740_993_u64}), "9007199254740993"),
+        (json!({"enum": []}), "`enum`"),
+        (json!({"type": "string", "pattern": "a$b"}), "`pattern`"),
+        (json!({"const": 1, "enum": [2]}), "`const`"),
     ] {
         let error = refused(ConstraintKind::Schema(schema.clone()));
         assert!(error.contains(word), "{schema}: {error}");
@@ -56,6 +62,9 @@ fn hostile_constraints_are_refused_quickly() {
     refused(ConstraintKind::Lark("start: %json {\"x-guidance\": {\"lenient\": true}}".to_owned()));
     refused(ConstraintKind::Lark("start: missing".to_owned()));
     refused(ConstraintKind::Lark(String::new()));
+    for endless in ["start: start", "start: a\na: b\nb: a\n", "start: \"a\" start"] {
+        assert!(refused(ConstraintKind::Lark(endless.to_owned())).contains("no finite output"), "{endless}");
+    }
     let wide = (0..60_000).map(|index| (format!("k{index}"), json!({"type": "string"}))).collect::<serde_json::Map<_, _>>();
     refused(ConstraintKind::Schema(json!({"type": "object", "properties": wide})));
     let deep = (0..100).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner}));
