@@ -251,7 +251,7 @@ mod tests {
         let (left, right) = (folder.path().join("left"), folder.path().join("right"));
         let bytes = vec![7; (1 << 20) + 100];
         std::fs::write(&left, &bytes).expect("written");
-        let mut difference = |change: &dyn Fn(&mut Vec<u8>), length: usize| {
+        let difference = |change: &dyn Fn(&mut Vec<u8>), length: usize| {
             let mut changed = bytes.clone();
             change(&mut changed);
             std::fs::write(&right, changed).expect("written");

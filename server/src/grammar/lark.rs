@@ -3,7 +3,7 @@
 //! A rule is *finite* if one of its alternatives is made of texts, patterns and finite rules alone. Names that the
 //! grammar does not define count as finite: the library refuses those that do not exist.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 /// Most tokens that are read in all.
 const STEPS_MAX: usize = 20_000_000;
@@ -52,8 +52,8 @@ pub(super) fn check_finite(text: &str) -> Result<(), String> {
 }
 
 /// Bodies of the rules; a body runs to the next line that defines or directs something.
-fn rules<'a>(tokens: &[Token<'a>]) -> HashMap<&'a str, Vec<Token<'a>>> {
-    let mut rules: HashMap<&str, Vec<Token<'_>>> = HashMap::new();
+fn rules<'a>(tokens: &[Token<'a>]) -> BTreeMap<&'a str, Vec<Token<'a>>> {
+    let mut rules: BTreeMap<&str, Vec<Token<'_>>> = BTreeMap::new();
     let mut current = None;
     for line in tokens.split(|token| *token == Token::Mark(b'\n')) {
         let colon = line.iter().position(|token| *token == Token::Mark(b':'));
