@@ -235,6 +235,19 @@ fn fit_adds_up_and_refuses_what_is_too_small() {
 }
 
 #[test]
+fn fit_counts_with_the_kv_memory_that_is_asked_for() {
+    let fit = run(&["fit", "--memory", "1GiB", "--kv-memory", "64MiB", "--json"]).json();
+    let field = |name: &str| fit[name].as_u64().expect("a number");
+    assert_eq!(field("kv_pages"), (64 << 20) / field("kv_page_bytes"));
+    assert_eq!(field("fixed_bytes") + field("kv_bytes") + field("unused_bytes"), 1 << 30);
+    run(&["fit", "--memory", "1GiB", "--kv-memory", "2GiB"]).refused(9, &["--kv-memory 2147483648 B", "1073741824 B"]);
+    let page = field("kv_page_bytes").to_string();
+    run(&["fit", "--memory", "1GiB", "--kv-memory", &page]).refused(9, &["--kv-memory", "one sequence"]);
+    run(&["fit", "--memory", "1GiB", "--kv-memory", "1"]).refused(4, &["KV"]);
+    run(&["fit", "--memory", "5MB", "--kv-memory", "1GiB"]).refused(9, &["weights", "--context"]);
+}
+
+#[test]
 fn bench_reports_speeds_and_what_memory_gives() {
     let args = ["bench", "--json", "--rounds", "1", "--batch", "1,2", "--prefill", "64", "--decode-tokens", "8"];
     let bench = run(&args).json();
@@ -345,4 +358,42 @@ fn a_server_outlives_the_reader_of_its_log() {
     }
     server.kill().expect("killed");
     server.wait().expect("ended");
+}
+
+#[test]
+fn what_says_nothing_is_refused() {
+    let (_folder, empty) = scratch("journal-1-1.jsonl", b"");
+    for path in [&empty, &empty.parent().expect("a folder").to_owned()] {
+        run(&["replay", path.to_str().expect("UTF-8")]).refused(8, &["journal-1-1.jsonl", "holds no entry"]);
+    }
+    for key in ["", " ", "a "] {
+        run(&["serve", "--port", "0", "--api-key", "good", "--api-key", key]).refused(2, &["--api-key"]);
+    }
+    for (policy, found) in
+        [("[]", "an array"), ("7", "an integer"), ("null", "null"), ("[null,null,null,null,null,\"proven\"]", "an array")]
+    {
+        let (_folder, path) = scratch("policy.json", policy.as_bytes());
+        let run = run(&["verify", "--policy", path.to_str().expect("UTF-8")]);
+        run.refused(8, &["policy.json", "must be an object of rules", found]);
+        assert!(!run.err.contains("struct"), "{}", run.err);
+    }
+}
+
+#[test]
+fn conversations_of_a_file_are_checked_as_those_of_requests_are() {
+    for (line, words) in [
+        (r#"{"messages":[{"role":"alien","content":"a"}]}"#, "messages[0].role"),
+        (r#"{"messages":[{"role":"user","content":"a"}],"prompt":"b"}"#, "both `messages` and `prompt`"),
+        (r#"{"prompt":"a","prompt_ids":[1]}"#, "both `prompt` and `prompt_ids`"),
+        (r#"{"messages":[]}"#, "`messages` is empty"),
+        (r#"{"messages":"hi"}"#, "`messages` must be"),
+        (r#"{"messages":[{"role":"user"}]}"#, "messages[0].content"),
+        (r#"{"messages":null}"#, "has none of"),
+    ] {
+        let run = run_with_input(&["generate", "--prompts-file", "-"], &format!("\"good\"\n\n{line}\n"));
+        run.refused(8, &["line 3: ", words]);
+    }
+    let parts = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}],"prompt":null}"#;
+    let run = run_with_input(&["generate", "--prompts-file", "-", "-n", "2", "--json"], parts);
+    assert_eq!(run.code, Some(0), "{}", run.err);
 }

@@ -140,6 +140,13 @@ pub enum FinishReason {
     Deadline,
 }
 
+fn not_admitted(limit: Duration) -> String {
+    match limit.as_millis() {
+        0 => "no slot, or no memory for the KV cache, was free at once".to_owned(),
+        millis => format!("not admitted within {millis} ms"),
+    }
+}
+
 /// Why a request was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RejectReason {
@@ -152,8 +159,10 @@ pub enum RejectReason {
         retry_after: Duration,
     },
     /// Not admitted within `queue_time_max`.
-    #[error("not admitted within {waited:?}")]
+    #[error("{}", not_admitted(*limit))]
     QueueTime {
+        /// Longest wait that the request allowed.
+        limit: Duration,
         /// Time waited.
         waited: Duration,
         /// Estimated time until room.

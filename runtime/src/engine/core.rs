@@ -312,7 +312,8 @@ impl Core {
             RejectReason::Deadline
         } else {
             let waited = self.now.saturating_duration_since(group.submitted);
-            RejectReason::QueueTime { waited, retry_after: self.shared.load.backlog().room }
+            let limit = group.request.queue_time_max.unwrap_or_default();
+            RejectReason::QueueTime { limit, waited, retry_after: self.shared.load.backlog().room }
         };
         self.reject(group, reason);
     }

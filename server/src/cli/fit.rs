@@ -3,7 +3,7 @@
 use super::args::FitArgs;
 use super::error::CliError;
 use super::{output, size};
-use crate::model::{LoadError, LoadOptions, page_bytes};
+use crate::model::{LoadError, LoadOptions, kv_pages, page_bytes};
 use oxide_bundle::Mode;
 use oxide_bundle::manifest::Manifest;
 use oxide_runtime::open::{OpenOptions, open_bundle};
@@ -16,6 +16,8 @@ struct Fit {
     page_bytes: u64,
     page_tokens: u32,
     kv_pages: u64,
+    /// Bytes that `--kv-memory` gives the KV cache; all that is left if `None`.
+    kv_given: Option<u64>,
     context: u32,
     seqs_max: u32,
     /// Sequences of `context` tokens at once.
@@ -25,7 +27,7 @@ struct Fit {
 pub(super) fn run(args: &FitArgs, load: &LoadOptions) -> Result<(), CliError> {
     let options = OpenOptions { access: load.access, mode: Mode::Metadata, expect: load.expect };
     let opened = open_bundle(&load.path, options).map_err(LoadError::from)?;
-    let fit = compute(opened.bundle.manifest(), args)?;
+    let fit = compute(opened.bundle.manifest(), args, load.kv_bytes)?;
     output::report(args.json, &fit.to_json(), || fit.describe())?;
     match fit.seqs {
         0 => Err(CliError::NoFit(fit.refusal())),
@@ -33,7 +35,7 @@ pub(super) fn run(args: &FitArgs, load: &LoadOptions) -> Result<(), CliError> {
     }
 }
 
-fn compute(manifest: &Manifest, args: &FitArgs) -> Result<Fit, CliError> {
+fn compute(manifest: &Manifest, args: &FitArgs, kv_given: Option<u64>) -> Result<Fit, CliError> {
     let (ledger, limits) = (&manifest.ledger, &manifest.limits);
     let context = args.context.unwrap_or(limits.context_max);
     if !(1..=limits.context_max).contains(&context) {
@@ -50,11 +52,15 @@ fn compute(manifest: &Manifest, args: &FitArgs) -> Result<Fit, CliError> {
     ];
     let left = args.memory.saturating_sub(fixed.iter().map(|(_, bytes, _)| bytes).sum());
     let page_bytes = page_bytes(manifest).max(1);
-    let kv_pages = left / page_bytes;
+    let kv_pages = match kv_given {
+        Some(_) => u64::from(kv_pages(manifest, kv_given)?),
+        None => left / page_bytes,
+    };
+    let has_room = kv_pages.saturating_mul(page_bytes) <= left;
     let pages_per_seq = u64::from(context.div_ceil(limits.page_tokens.max(1)));
-    let seqs = (kv_pages / pages_per_seq).min(u64::from(limits.seqs_max));
+    let seqs = if has_room { (kv_pages / pages_per_seq).min(u64::from(limits.seqs_max)) } else { 0 };
     let (page_tokens, seqs_max) = (limits.page_tokens, limits.seqs_max);
-    Ok(Fit { memory_bytes: args.memory, fixed, page_bytes, page_tokens, kv_pages, context, seqs_max, seqs })
+    Ok(Fit { memory_bytes: args.memory, fixed, page_bytes, page_tokens, kv_pages, kv_given, context, seqs_max, seqs })
 }
 
 impl Fit {
@@ -104,8 +110,26 @@ impl Fit {
         out
     }
 
+    /// What is wrong with `--kv-memory`, where that is what does not fit.
+    fn kv_refusal(&self, one_seq: u64) -> Option<String> {
+        let given = self.kv_given?;
+        let (fixed, memory) = (self.fixed_bytes(), self.memory_bytes);
+        let left = memory.saturating_sub(fixed);
+        if self.kv_bytes() > left && left >= one_seq {
+            return Some(format!(
+                "does not fit: --kv-memory {given} B beside {fixed} B of weights and buffers are more than the {memory} B given; lower it to at most {left}"
+            ));
+        }
+        (self.kv_bytes() <= left).then(|| {
+            format!("does not fit: --kv-memory {given} B is less than the {one_seq} B that one sequence of {} tokens needs", self.context)
+        })
+    }
+
     fn refusal(&self) -> String {
         let one_seq = u64::from(self.context.div_ceil(self.page_tokens.max(1))) * self.page_bytes;
+        if let Some(refusal) = self.kv_refusal(one_seq) {
+            return refusal;
+        }
         let mut consumers: Vec<_> = self.fixed.to_vec();
         consumers.push(("kv of one sequence", one_seq, "a smaller --context"));
         consumers.sort_by_key(|(_, bytes, _)| std::cmp::Reverse(*bytes));

@@ -6,9 +6,11 @@ use super::error::CliError;
 use super::output;
 use super::sampling::{request, sampling};
 use crate::model::{LoadOptions, LoadedModel};
+use crate::openai::chat_request::take_messages;
+use crate::openai::fields::Fields;
 use oxide_runtime::engine::EngineRequest;
 use oxide_text::{ChatInput, DecodeOptions, UtcTime};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::{BTreeSet, VecDeque};
 use std::io::Read;
 use std::path::Path;
@@ -192,11 +194,13 @@ fn read_job(args: &GenerateArgs, value: &Value) -> Result<Job, String> {
     let prompt = match value {
         Value::Object(fields) => {
             read_overrides(&mut sampling, value)?;
-            let source = ["messages", "prompt", "prompt_ids", "ids"].into_iter().find_map(|name| Some((name, fields.get(name)?)));
-            match source {
-                Some(("messages", messages)) => Prompt::Messages(messages.clone()),
-                Some((_, prompt)) => read_prompt(prompt)?,
-                None => return Err("the object has none of `prompt`, `prompt_ids` and `messages`".into()),
+            let given = |name: &&str| fields.get(*name).is_some_and(|value| !value.is_null());
+            let sources: Vec<&str> = ["messages", "prompt", "prompt_ids", "ids"].into_iter().filter(given).collect();
+            match *sources {
+                ["messages"] => read_messages(fields)?,
+                [name] => read_prompt(fields.get(name).unwrap_or(&Value::Null))?,
+                [one, other, ..] => return Err(format!("the object has both `{one}` and `{other}`: give one")),
+                [] => return Err("the object has none of `prompt`, `prompt_ids` and `messages`".into()),
             }
         }
         other => read_prompt(other)?,
@@ -212,6 +216,12 @@ fn note_unread(value: &Value, line: usize, told: &mut BTreeSet<String>) {
             output::note(&format!("line {line}: the field `{name}` is not read"));
         }
     }
+}
+
+/// A conversation, checked and put into the template's form as one of a request is.
+fn read_messages(fields: &Map<String, Value>) -> Result<Prompt, String> {
+    let messages = take_messages(&mut Fields::of(fields.clone())).map_err(|error| error.message)?;
+    Ok(Prompt::Messages(Value::Array(messages)))
 }
 
 fn read_prompt(value: &Value) -> Result<Prompt, String> {

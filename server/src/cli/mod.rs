@@ -17,6 +17,7 @@ mod generate;
 mod golden;
 mod inspect;
 mod output;
+mod paths;
 mod policy;
 mod replay;
 mod sampling;

@@ -10,11 +10,13 @@
 use super::error::CliError;
 use super::tools;
 use crate::model::{LoadError, LoadOptions};
+use crate::openai::fields::kind;
 use crate::signing::PublicKey;
 use oxide_bundle::manifest::GoldenStatus;
 use oxide_bundle::{Bundle, Mode, Seal};
 use oxide_runtime::open::{OpenOptions, open_bundle};
 use serde::Deserialize;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Largest policy file read, in bytes.
@@ -60,6 +62,11 @@ impl Policy {
     pub(super) fn read(path: &Path) -> Result<Self, CliError> {
         let input = |reason: String| CliError::Input { path: path.display().to_string(), reason };
         let bytes = tools::read_bounded(path, POLICY_BYTES_MAX)?;
+        if let Ok(other) = serde_json::from_slice::<Value>(&bytes)
+            && !other.is_object()
+        {
+            return Err(input(format!("is no policy: it must be an object of rules, not {}", kind(&other))));
+        }
         let rules: RawPolicy = serde_json::from_slice(&bytes).map_err(|error| input(format!("is no policy: {error}")))?;
         if rules == RawPolicy::default() {
             return Err(input("demands nothing; give at least one of licences, keys, seals, targets, profiles, golden".to_owned()));

@@ -125,7 +125,10 @@ fn replay(model: &LoadedModel, files: &[PathBuf], any_seal: bool) -> Result<Repo
     while !pending.is_empty() {
         report.settle(pending.pop_front())?;
     }
-    Ok(report)
+    match files.first() {
+        Some(file) if report.entries == 0 => Err(input(file, &"holds no entry: nothing was compared")),
+        _ => Ok(report),
+    }
 }
 
 fn check_seal(model: &LoadedModel, place: &str, entry: &Entry, any_seal: bool) -> Result<(), CliError> {

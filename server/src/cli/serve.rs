@@ -3,18 +3,23 @@
 use super::args::ServeArgs;
 use super::error::CliError;
 use super::golden::run_golden;
+use super::paths::refuse_overwriting;
 use super::policy::Policy;
 use super::tools;
 use crate::http::{ServeError, ServeOptions, serve};
 use crate::journal::JournalOptions;
 use crate::model::{LoadError, LoadOptions, LoadedModel};
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(super) fn run(args: &ServeArgs, load: LoadOptions) -> Result<(), CliError> {
     start_logging(args.log_json);
     let options = serve_options(args)?;
+    if let Some(path) = &args.port_file {
+        let named = args.require_key.iter().chain(&args.policy).chain(&args.api_key_file).chain([&load.path]);
+        refuse_overwriting(path, named.map(PathBuf::as_path))?;
+    }
     let self_test = args.self_test;
     let trusted = tools::public_keys(&args.require_key)?;
     let policy = args.policy.as_deref().map(Policy::read).transpose()?;
@@ -56,6 +61,10 @@ fn start_logging(json: bool) {
 
 fn serve_options(args: &ServeArgs) -> Result<ServeOptions, CliError> {
     let mut api_keys = args.api_key.clone();
+    // What is sent is read without the spaces around it.
+    if api_keys.iter().any(|key| key.is_empty() || key.trim_ascii() != key) {
+        return Err(CliError::Usage("--api-key is empty or has spaces around it: no client could send it".into()));
+    }
     if let Some(path) = &args.api_key_file {
         api_keys.extend(read_keys(path)?);
     }

@@ -6,13 +6,13 @@ use crate::openai::error::ApiError;
 use crate::openai::fields::{Fields, parse_body};
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use futures_core::Stream;
 use std::pin::Pin;
 use std::time::Duration;
 
-/// How long the rest of a body that is too large is read and thrown away, so that the client gets to
-/// read the answer instead of a reset connection.
+/// How long the rest of a body that is too large is read and thrown away beside the answer, so that the client gets to
+/// read it instead of a reset connection.
 const DISCARD_TIME: Duration = Duration::from_secs(2);
 
 /// Reads the fields of a JSON body.
@@ -65,7 +65,10 @@ async fn read_bytes(headers: &HeaderMap, body: Body, options: &ServeOptions) -> 
         Err(_) => Err(ApiError::body_timeout(options.body_timeout)),
         Ok(Some(bytes)) => bytes,
         Ok(None) => {
-            let _ = tokio::time::timeout(DISCARD_TIME, discard(&mut chunks, limit.saturating_mul(4))).await;
+            // Reading on would say `100 Continue` to a client that waits to hear whether it shall send at all.
+            if !(declared > limit as u64 && headers.contains_key(EXPECT)) {
+                tokio::spawn(tokio::time::timeout(DISCARD_TIME, discard(chunks, limit.saturating_mul(4))));
+            }
             Err(ApiError::body_too_large(limit))
         }
     }
@@ -81,8 +84,8 @@ fn keep(bytes: &mut Vec<u8>, chunk: &[u8], faults: &Faults) -> bool {
     room
 }
 
-async fn discard(chunks: &mut BodyDataStream, mut left: usize) {
-    while let Some(Ok(chunk)) = next(chunks).await {
+async fn discard(mut chunks: BodyDataStream, mut left: usize) {
+    while let Some(Ok(chunk)) = next(&mut chunks).await {
         left = left.saturating_sub(chunk.len());
         if left == 0 {
             return;

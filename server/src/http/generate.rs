@@ -45,7 +45,7 @@ pub(crate) struct Caller {
 pub(super) struct Work {
     pub(super) endpoint: Endpoint,
     pub(super) prompts: Vec<Tokens>,
-    pub(super) max_tokens: Option<u32>,
+    pub(super) max_tokens: Option<u64>,
     pub(super) max_tokens_param: &'static str,
     pub(super) prompt_param: &'static str,
     pub(super) logprobs: Option<u32>,
@@ -152,14 +152,32 @@ pub(super) fn apply_headers(common: &mut Common, headers: &HeaderMap) -> Result<
     };
     common.deadline = shorter(common.deadline, header_millis(headers, "x-deadline-ms", 1)?);
     common.queue_time_max = shorter(common.queue_time_max, header_millis(headers, "x-max-queue-ms", 0)?);
-    common.trace |= headers.get("x-trace").is_some_and(|value| value == "1" || value.as_bytes().eq_ignore_ascii_case(b"true"));
+    common.trace |= header_flag(headers, "x-trace")?;
     Ok(())
 }
 
 fn header_millis(headers: &HeaderMap, name: &'static str, least: i64) -> Result<Option<Duration>, ApiError> {
     let Some(value) = headers.get(name) else { return Ok(None) };
-    let number = value.to_str().ok().and_then(|text| serde_json::from_str(text.trim()).ok()).unwrap_or(serde_json::Value::Null);
+    let number = value.to_str().ok().and_then(|text| serde_json::from_str(text.trim()).ok());
+    let number = number.filter(serde_json::Value::is_number).ok_or_else(|| bad_header(name, "an integer", value))?;
     fields::integer(name, &number, least..=DEADLINE_MS_MAX).map(|millis| Some(Duration::from_millis(millis as u64)))
+}
+
+/// `1` and `true`, or `0` and `false`.
+fn header_flag(headers: &HeaderMap, name: &'static str) -> Result<bool, ApiError> {
+    let Some(value) = headers.get(name) else { return Ok(false) };
+    let is = |words: [&str; 2]| words.iter().any(|word| value.as_bytes().trim_ascii().eq_ignore_ascii_case(word.as_bytes()));
+    match (is(["1", "true"]), is(["0", "false"])) {
+        (false, false) => Err(bad_header(name, "1 or 0", value)),
+        (on, _) => Ok(on),
+    }
+}
+
+fn bad_header(name: &'static str, wanted: &str, value: &header::HeaderValue) -> ApiError {
+    const CHARS: usize = 40;
+    let text: String = String::from_utf8_lossy(value.as_bytes()).chars().take(CHARS).collect();
+    let found = if text.trim().is_empty() { "empty".to_owned() } else { format!("`{text}`") };
+    ApiError { code: Some("invalid_type"), ..ApiError::invalid(name, format!("the header `{name}` must be {wanted}, not {found}")) }
 }
 
 pub(super) fn completion_work(served: &Served, read: CompletionRequest) -> Result<Work, ApiError> {

@@ -6,7 +6,7 @@
 
 use super::common::{Common, take_common};
 use super::error::ApiError;
-use super::fields::{self, Fields, saturate};
+use super::fields::{self, Fields};
 use super::rules::{LOGPROBS_MAX, MESSAGES_MAX, Rules};
 use crate::tools::{ToolMode, ToolPlan, take_tools};
 use oxide_bundle::manifest::ToolDialect;
@@ -18,7 +18,7 @@ pub struct ChatRequest {
     /// Messages as the template sees them.
     pub messages: Vec<Value>,
     /// Completion tokens at most; `None` is up to the end of the context.
-    pub max_tokens: Option<u32>,
+    pub max_tokens: Option<u64>,
     /// The field that `max_tokens` came from.
     pub max_tokens_param: &'static str,
     /// Alternatives of each token; `None` without log-probabilities.
@@ -95,12 +95,12 @@ fn refuse_continue(fields: &mut Fields) -> Result<(), ApiError> {
 }
 
 /// The newer field wins.
-fn take_max_tokens(fields: &mut Fields) -> Result<(Option<u32>, &'static str), ApiError> {
+fn take_max_tokens(fields: &mut Fields) -> Result<(Option<u64>, &'static str), ApiError> {
     let old = fields.integer("max_tokens", 1..=i64::MAX);
     let new = fields.integer("max_completion_tokens", 1..=i64::MAX);
     match (new?, old?) {
-        (Some(count), _) => Ok((Some(saturate(count)), "max_completion_tokens")),
-        (None, old) => Ok((old.map(saturate), "max_tokens")),
+        (Some(count), _) => Ok((Some(count.cast_unsigned()), "max_completion_tokens")),
+        (None, old) => Ok((old.map(i64::cast_unsigned), "max_tokens")),
     }
 }
 

@@ -237,10 +237,16 @@ fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
         return Err(ApiError::invalid("stream_options", "`stream_options` is only allowed with `stream: true`"));
     }
     let mut options = Fields::of(options);
-    options.boolean("include_obfuscation")?;
+    // Errors name the field by its whole path.
+    let within = |error: ApiError| {
+        let name = error.param.unwrap_or_default();
+        let path = format!("stream_options.{name}");
+        ApiError { message: error.message.replace(&format!("`{name}`"), &format!("`{path}`")), param: Some(path), ..error }
+    };
+    options.boolean("include_obfuscation").map_err(within)?;
     let parsed = StreamOptions {
-        include_usage: options.boolean("include_usage")?.unwrap_or(false),
-        continuous_usage: options.boolean("continuous_usage_stats")?.unwrap_or(false),
+        include_usage: options.boolean("include_usage").map_err(within)?.unwrap_or(false),
+        continuous_usage: options.boolean("continuous_usage_stats").map_err(within)?.unwrap_or(false),
     };
     match options.unread().next() {
         Some(name) => Err(ApiError::invalid("stream_options", format!("`stream_options` has no field `{name}`"))),
@@ -306,6 +312,8 @@ mod tests {
             (r#"{"stop":7}"#, "stop"),
             (r#"{"stop":["1","2","3","4","5","6","7","8","9"]}"#, "stop"),
             (r#"{"stream_options":{}}"#, "stream_options"),
+            (r#"{"stream":true,"stream_options":{"include_usage":1}}"#, "stream_options.include_usage"),
+            (r#"{"stream":true,"stream_options":{"include_obfuscation":"no"}}"#, "stream_options.include_obfuscation"),
             (r#"{"stream":true,"stream_options":{"usage":true}}"#, "stream_options"),
             (r#"{"logit_bias":{"abc":1}}"#, "logit_bias"),
             (r#"{"logit_bias":{"-1":1}}"#, "logit_bias"),

@@ -2,12 +2,12 @@
 
 use super::common::{Common, take_common};
 use super::error::ApiError;
-use super::fields::{self, Fields, saturate};
+use super::fields::{self, Fields};
 use super::rules::{LOGPROBS_MAX, Rules};
 use serde_json::Value;
 
 /// Completion tokens of a request that names no number.
-pub const MAX_TOKENS_DEFAULT: u32 = 16;
+pub const MAX_TOKENS_DEFAULT: u64 = 16;
 
 /// A completion request, checked; prompts are not tokenized yet.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct CompletionRequest {
     /// Prompts, each answered by `n` choices.
     pub prompts: Vec<Prompt>,
     /// Completion tokens at most.
-    pub max_tokens: u32,
+    pub max_tokens: u64,
     /// Whether the text starts with the prompt.
     pub echo: bool,
     /// Alternatives of each token.
@@ -49,7 +49,7 @@ pub fn read_completion(mut fields: Fields, rules: &Rules) -> Result<CompletionRe
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let request = CompletionRequest {
         prompts,
-        max_tokens: fields.integer("max_tokens", 0..=i64::MAX)?.map_or(MAX_TOKENS_DEFAULT, saturate),
+        max_tokens: fields.integer("max_tokens", 0..=i64::MAX)?.map_or(MAX_TOKENS_DEFAULT, i64::cast_unsigned),
         echo,
         logprobs: take_logprobs(&mut fields)?,
         add_special_tokens: fields.boolean("add_special_tokens")?.unwrap_or(true),

@@ -203,11 +203,6 @@ pub fn integer(name: &str, value: &Value, range: RangeInclusive<i64>) -> Result<
     found.filter(|found| range.contains(found)).ok_or_else(|| out_of_range(name, value, range.start(), range.end()))
 }
 
-/// A count that may be larger than any limit of the model: too large stays too large.
-pub fn saturate(count: i64) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
-
 /// Reads a list of token ids, each below `limit`.
 ///
 /// # Errors

@@ -87,15 +87,15 @@ impl Rules {
     ///
     /// # Errors
     /// 400 `context_length_exceeded` if the prompt leaves no room, or `asked` does not fit and may not be lowered.
-    pub fn fit_max_tokens(&self, prompt: usize, asked: Option<u32>, clamp: bool, param: &str, prompt_param: &str) -> Result<u32, ApiError> {
+    pub fn fit_max_tokens(&self, prompt: usize, asked: Option<u64>, clamp: bool, param: &str, prompt_param: &str) -> Result<u32, ApiError> {
         let context = self.context_max as usize;
         let room = context.saturating_sub(prompt);
-        let wanted = asked.unwrap_or(room as u32);
+        let wanted = asked.unwrap_or(room as u64);
         if prompt > context || (room == 0 && wanted > 0) || (room == 0 && asked.is_none()) {
             return Err(prompt_too_long(prompt, context, prompt_param));
         }
-        if wanted as usize <= room {
-            return Ok(wanted);
+        if wanted <= room as u64 {
+            return Ok(wanted as u32);
         }
         if clamp || self.clamp_max_tokens {
             return Ok(room as u32);
@@ -105,7 +105,7 @@ impl Rules {
             format!(
                 "this model's context is {context} tokens, but {} were requested ({prompt} in the prompt, {wanted} for the completion); \
                  lower `{param}` to at most {room}, or send `clamp_max_tokens: true`",
-                prompt as u64 + u64::from(wanted)
+                wanted.saturating_add(prompt as u64)
             ),
         ))
     }

@@ -70,6 +70,8 @@ fn a_wait_of_no_time_takes_what_can_start_and_refuses_the_rest() {
     live.steps(1);
     let reply = late.reply();
     assert_eq!((reply.status, reply.error()["code"].as_str()), (503, Some("server_is_overloaded")));
+    let message = reply.error()["message"].as_str().map(str::to_owned).expect("a message");
+    assert!(message.ends_with("no slot, or no memory for the KV cache, was free at once"), "{message}");
     // A request may allow more.
     let patient =
         live.post_unanswered("/v1/chat/completions", &crate::harness::chat_body(json!({"max_tokens": 4, "max_queue_ms": 86_400_000})));

@@ -115,6 +115,27 @@ fn a_body_over_the_limit_is_refused_and_the_server_lives() {
 }
 
 #[test]
+fn a_body_announced_over_the_limit_is_refused_before_it_is_sent() {
+    let live = Setup::default()
+        .options(|options| {
+            options.body_bytes_max = 10_000;
+            options.body_timeout = Duration::from_secs(600);
+        })
+        .start();
+    for expect in ["", "expect: 100-continue\r\n"] {
+        let mut connection = live.connect();
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 10001\r\n{expect}\r\n");
+        connection.write(head.as_bytes());
+        // Nothing of the body is sent; a `100 Continue` would be the first head.
+        let reply = connection.reply();
+        assert_eq!((reply.status, reply.error()["code"].as_str()), (413, Some("body_too_large")), "{expect}");
+    }
+    let mut connection = live.connect();
+    connection.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 10000\r\nexpect: 100-continue\r\n\r\n");
+    assert_eq!(connection.head().0, 100, "what fits is asked for");
+}
+
+#[test]
 fn a_body_that_does_not_arrive_is_given_up() {
     let live = Setup::default().options(|options| options.body_timeout = Duration::from_millis(50)).start();
     let mut connection = live.connect();

@@ -69,6 +69,59 @@ fn numbers_outside_their_range_are_named() {
 }
 
 #[test]
+fn headers_that_cannot_be_read_are_quoted() {
+    let live = Live::start();
+    let body = chat_body(json!({"max_tokens": 1})).to_string();
+    let send = |name: &str, value: &str| live.request("POST", "/v1/chat/completions", &[(name, value)], body.as_bytes());
+    for (name, value, found) in [
+        ("x-deadline-ms", "abc", "an integer, not `abc`"),
+        ("x-deadline-ms", "", "an integer, not empty"),
+        ("x-deadline-ms", "+5", "an integer, not `+5`"),
+        ("x-deadline-ms", "null", "an integer, not `null`"),
+        ("x-deadline-ms", "0", "not 0"),
+        ("x-max-queue-ms", "z", "an integer, not `z`"),
+        ("x-max-queue-ms", "-1", "not -1"),
+        ("x-trace", "foo", "1 or 0, not `foo`"),
+        ("x-trace", "", "1 or 0, not empty"),
+    ] {
+        let reply = send(name, value);
+        reply.refused(400, name);
+        let message = reply.error()["message"].as_str().map(str::to_owned).expect("a message");
+        assert!(message.ends_with(found), "{name}: {value}: {message}");
+    }
+    for (value, traced) in [("1", true), ("True", true), ("0", false), ("false", false)] {
+        assert_eq!(send("x-trace", value).ok()["choices"][0].get("trace").is_some(), traced, "{value}");
+    }
+    send("x-deadline-ms", " 600000 ").ok();
+}
+
+#[test]
+fn fields_within_stream_options_are_named_by_their_path() {
+    let live = Live::start();
+    for name in ["include_usage", "continuous_usage_stats", "include_obfuscation"] {
+        let path = format!("stream_options.{name}");
+        let reply = live.chat(json!({"stream": true, "stream_options": {name: 1}}));
+        reply.refused(400, &path);
+        assert_eq!(reply.error()["message"], format!("`{path}` must be true or false, not an integer"));
+    }
+}
+
+#[test]
+fn more_tokens_than_any_context_are_counted_as_they_were_asked_for() {
+    let live = Live::start();
+    let replies = |field: &str, count: i64| {
+        [live.chat(json!({ field: count })), live.complete(json!({"prompt": [5, 6], field: count}))]
+            .map(|reply| reply.error()["message"].to_string())
+    };
+    for message in replies("max_tokens", 1 << 40) {
+        assert!(message.contains("1099511627776 for the completion"), "{message}");
+    }
+    let [_, message] = replies("max_tokens", i64::MAX);
+    assert!(message.contains("9223372036854775809 were requested (2 in the prompt, 9223372036854775807 for"), "{message}");
+    live.chat(json!({"max_tokens": 1_i64 << 40, "clamp_max_tokens": true})).ok();
+}
+
+#[test]
 fn a_top_p_of_zero_is_greedy() {
     let live = Live::start();
     let text = |body: Value| live.chat(body).ok()["choices"][0]["message"]["content"].clone();

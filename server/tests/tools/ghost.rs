@@ -52,6 +52,29 @@ fn a_ghost_differs_from_its_original_in_weights_and_not_in_plan() {
 }
 
 #[test]
+fn no_tool_writes_over_what_it_reads() {
+    let folder = folder();
+    let (path, key) = (folder.path().join("m.oxb"), folder.path().join("key"));
+    fs::copy(tiny_bundle(), &path).expect("copied");
+    run_on(&key, &["keygen"]).succeeded();
+    std::os::unix::fs::symlink(&path, folder.path().join("link.oxb")).expect("linked");
+    fs::hard_link(&path, folder.path().join("hard.oxb")).expect("linked");
+    let spelled = format!("{}/./m.oxb", text(folder.path()));
+    for output in [text(&path), &spelled, text(&folder.path().join("link.oxb")), text(&folder.path().join("hard.oxb"))] {
+        let tools: [&[&str]; 4] = [&["ghost"], &["explain"], &["sign", "--key", text(&key)], &["serve", "--port", "0"]];
+        for tool in tools {
+            let option = if tool[0] == "serve" { "--port-file" } else { "-o" };
+            run_on(&path, &[tool, &[option, output]].concat()).refused(2, &["would replace the input", output]);
+        }
+    }
+    run_on(&path, &["sign", "--key", text(&key), "-o", text(&key)]).refused(2, &["would replace the input"]);
+    let partial = folder.path().join("a.oxb.partial");
+    fs::rename(&path, &partial).expect("renamed");
+    run_on(&partial, &["ghost", "-o", text(&folder.path().join("a.oxb"))]).refused(2, &["would replace the input"]);
+    assert!(fs::read(&partial).expect("readable") == fs::read(tiny_bundle()).expect("readable"));
+}
+
+#[test]
 fn a_ghost_cut_or_changed_is_refused() {
     let folder = folder();
     let path = ghost(folder.path());

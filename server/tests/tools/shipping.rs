@@ -62,6 +62,32 @@ fn signatures_travel_beside_the_bundle_and_equal_bundles_give_equal_layouts() {
 }
 
 #[test]
+fn what_is_damaged_or_cannot_be_pushed_is_not_packed() {
+    let folder = folder();
+    let (bundle, layout) = (folder.path().join("m.oxb"), folder.path().join("layout"));
+    let bytes = fs::read(tiny_bundle()).expect("readable");
+    let pack = |more: &[&str]| run_on(&bundle, &[&["oci-layout", text(&layout)], more].concat());
+    let mut damaged = bytes.clone();
+    let place = bytes.len() - 20;
+    damaged[place] ^= 1;
+    fs::write(&bundle, damaged).expect("written");
+    pack(&[]).refused(45, &["WDAT"]);
+    fs::write(&bundle, &bytes).expect("written");
+    for tag in ["bad tag!", "", ".hidden", "-x", "a/b", "a:b", "größe", &"x".repeat(129)] {
+        pack(&[&format!("--tag={tag}")]).refused(2, &["--tag", tag]);
+    }
+    let signatures = folder.path().join("m.oxb.sig");
+    fs::create_dir(&signatures).expect("a folder");
+    pack(&[]).refused(8, &["m.oxb.sig: "]);
+    fs::remove_dir(&signatures).expect("removed");
+    fs::write(&signatures, b"garbage").expect("written");
+    pack(&[]).refused(8, &["m.oxb.sig: not a set of signatures"]);
+    assert!(!layout.exists(), "nothing was begun");
+    fs::remove_file(&signatures).expect("removed");
+    pack(&["--tag", &format!("_v1.2-{}", "x".repeat(122))]).succeeded();
+}
+
+#[test]
 fn the_bill_of_materials_names_every_input_and_its_hash() {
     let run = run(&["sbom"]).succeeded();
     let (sbom, inspect) = (run.json(), crate::support::run(&["inspect", "--json"]).json());

@@ -72,7 +72,7 @@ fn a_signature_of_another_bundle_is_refused() {
     fs::copy(short_bundle(), workshop.bundle()).expect("copied");
     workshop.verify("a.pub").refused(12, &["not of this bundle"]);
     fs::write(workshop.path("m.oxb.sig"), b"garbage").expect("written");
-    workshop.verify("a.pub").refused(12, &["not a set of signatures"]);
+    workshop.verify("a.pub").refused(12, &["m.oxb.sig: not a set of signatures"]);
 }
 
 #[test]

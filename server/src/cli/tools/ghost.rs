@@ -5,6 +5,7 @@
 
 use super::args::GhostArgs;
 use crate::cli::error::CliError;
+use crate::cli::paths::refuse_overwriting;
 use crate::cli::{output, size};
 use crate::model::{LoadError, LoadOptions};
 use oxide_bundle::container::seal_ghost;
@@ -16,6 +17,7 @@ use oxide_runtime::open::OpenError;
 use serde_json::json;
 
 pub(super) fn run(args: &GhostArgs, load: &LoadOptions) -> Result<(), CliError> {
+    refuse_overwriting(&args.output, [load.path.as_path()])?;
     let bundle = super::open(load)?;
     let sealed = seal_ghost(contents(&bundle));
     let (bytes, report) = sealed.map_err(|source| LoadError::from(OpenError::Refused { path: load.path.clone(), source }))?;

@@ -11,6 +11,7 @@
 
 use super::args::OciArgs;
 use super::check;
+use super::sign::detached_signatures;
 use crate::cli::error::CliError;
 use crate::cli::output;
 use crate::model::LoadOptions;
@@ -31,6 +32,8 @@ const LAYER: &str = "application/vnd.oxide.bundle.layer.v1";
 const SIGNATURES: &str = "application/vnd.oxide.bundle.signatures.v1";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// Longest tag.
+const TAG_BYTES_MAX: usize = 128;
 
 /// A blob that was written.
 struct Blob {
@@ -39,9 +42,11 @@ struct Blob {
 }
 
 pub(super) fn run(args: &OciArgs, load: &LoadOptions) -> Result<(), CliError> {
-    let bundle = super::open(load)?;
+    args.tag.as_deref().map_or(Ok(()), check_tag)?;
+    let bundle = super::open_whole(load)?;
+    let signatures = detached_signatures(&load.path)?;
     let failed = |error: io::Error| CliError::Input { path: args.folder.display().to_string(), reason: error.to_string() };
-    let manifest = write(&args.folder, args.tag.as_deref(), &bundle, load).map_err(failed)?;
+    let manifest = write(&args.folder, args.tag.as_deref(), &bundle, load, signatures.as_deref()).map_err(failed)?;
     let digest = format!("sha256:{}", manifest.sha256);
     let value =
         json!({ "seal": bundle.seal().to_string(), "output": args.folder, "manifest": digest, "tag": tag(args.tag.as_deref(), &bundle) });
@@ -54,7 +59,19 @@ fn tag(wanted: Option<&str>, bundle: &Bundle) -> String {
     wanted.map_or_else(|| bundle.seal().short(), str::to_owned)
 }
 
-fn write(folder: &Path, wanted_tag: Option<&str>, bundle: &Bundle, load: &LoadOptions) -> io::Result<Blob> {
+/// Refuses what no registry takes: a tag is `[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}` in the OCI distribution specification.
+fn check_tag(tag: &str) -> Result<(), CliError> {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let begins = tag.bytes().next().is_some_and(word);
+    if begins && tag.len() <= TAG_BYTES_MAX && tag.bytes().all(|byte| word(byte) || matches!(byte, b'.' | b'-')) {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "--tag `{tag}` is no tag of OCI: allowed are letters, digits, `_`, `.` and `-`, at most {TAG_BYTES_MAX}, the first no `.` or `-`"
+    )))
+}
+
+fn write(folder: &Path, wanted_tag: Option<&str>, bundle: &Bundle, load: &LoadOptions, signatures: Option<&[u8]>) -> io::Result<Blob> {
     let blobs = folder.join("blobs/sha256");
     if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the folder is not empty: give a new one"));
@@ -65,12 +82,8 @@ fn write(folder: &Path, wanted_tag: Option<&str>, bundle: &Bundle, load: &LoadOp
     let manifest_of = bundle.manifest();
     let title = format!("{}-{}.oxb", manifest_of.name, manifest_of.target);
     let mut layers = vec![descriptor(LAYER, &blob(&blobs, &mut File::open(&load.path)?)?, Some(&title))];
-    let mut signatures = load.path.clone().into_os_string();
-    signatures.push(".sig");
-    match File::open(&signatures) {
-        Ok(mut file) => layers.push(descriptor(SIGNATURES, &blob(&blobs, &mut file)?, Some(&format!("{title}.sig")))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+    if let Some(mut bytes) = signatures {
+        layers.push(descriptor(SIGNATURES, &blob(&blobs, &mut bytes)?, Some(&format!("{title}.sig"))));
     }
     let annotations = json!({
         "org.opencontainers.image.title": manifest_of.name,

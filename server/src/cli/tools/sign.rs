@@ -6,11 +6,12 @@
 use super::args::{KeygenArgs, SignArgs};
 use crate::cli::error::CliError;
 use crate::cli::output;
+use crate::cli::paths::refuse_overwriting;
 use crate::model::LoadOptions;
 use crate::signing::{PrivateKey, PublicKey, check, collect};
 use oxide_bundle::Bundle;
 use oxide_bundle::container::layout::TRAILER_MAX;
-use oxide_bundle::signature::Signatures;
+use oxide_bundle::signature::{SignatureError, Signatures};
 use serde_json::json;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -37,9 +38,13 @@ pub(super) fn keygen(args: KeygenArgs, load: &LoadOptions) -> Result<(), CliErro
 
 /// Signs a bundle, all of whose bytes are checked first.
 pub(super) fn run(args: &SignArgs, load: &LoadOptions) -> Result<(), CliError> {
+    let detached = args.output.clone().unwrap_or_else(|| beside(&load.path, "sig"));
+    if !args.embed {
+        refuse_overwriting(&detached, [load.path.as_path(), &args.key])?;
+    }
     let key = PrivateKey::from_pem(&read_text(&args.key)?).map_err(|error| input(&args.key, error))?;
     let bundle = super::open_whole(load)?;
-    let path = if args.embed { load.path.clone() } else { args.output.clone().unwrap_or_else(|| beside(&load.path, "sig")) };
+    let path = if args.embed { load.path.clone() } else { detached };
     let older = if args.embed { bundle.trailer().map(<[u8]>::to_vec) } else { read_signatures(&path)? };
     let older = older.map(|bytes| Signatures::decode(&bytes)).transpose().map_err(|error| input(&path, error))?;
     let mut set = older.unwrap_or_default();
@@ -75,6 +80,9 @@ pub(in crate::cli) fn signer(bundle: &Bundle, path: &Path, signature: Option<&Pa
         Some(path) => Some(read_signatures(path)?.ok_or_else(|| input(path, "there is no such file"))?),
         None => read_signatures(&beside(path, "sig"))?,
     };
+    let file = signature.map_or_else(|| beside(path, "sig"), Path::to_owned);
+    let unusable = |error: SignatureError| CliError::Untrusted(format!("{}: {error}", file.display()));
+    detached.as_deref().map(Signatures::decode).transpose().map_err(unusable)?;
     let untrusted = |error: &dyn std::fmt::Display| CliError::Untrusted(format!("bundle {}: {error}", path.display()));
     let signatures = collect(bundle.trailer(), detached.as_deref()).map_err(|error| untrusted(&error))?;
     check(bundle.superblock(), &signatures, trusted).cloned().map_err(|error| untrusted(&error))
@@ -103,6 +111,14 @@ fn detach(path: &Path, set: &Signatures) -> std::io::Result<()> {
     file.write_all(&bytes)?;
     file.sync_all()?;
     std::fs::rename(&partial, path)
+}
+
+/// Bytes of `BUNDLE.sig` if it is there; they are a set of signatures, whoever made them.
+pub(super) fn detached_signatures(bundle: &Path) -> Result<Option<Vec<u8>>, CliError> {
+    let path = beside(bundle, "sig");
+    let bytes = read_signatures(&path)?;
+    bytes.as_deref().map(Signatures::decode).transpose().map_err(|error| input(&path, error))?;
+    Ok(bytes)
 }
 
 /// Bytes of a file of signatures, or `None` if there is no file.

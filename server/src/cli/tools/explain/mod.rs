@@ -10,6 +10,7 @@ use super::args::ExplainArgs;
 use super::cost::{self, Cost};
 use super::names;
 use crate::cli::error::CliError;
+use crate::cli::paths::refuse_overwriting;
 use crate::cli::{output, size};
 use crate::model::LoadOptions;
 use oxide_bundle::Bundle;
@@ -23,6 +24,7 @@ use serde_json::json;
 const CONTEXT_SHOWN: u32 = 1024;
 
 pub(super) fn run(args: &ExplainArgs, load: &LoadOptions) -> Result<(), CliError> {
+    refuse_overwriting(&args.output, [load.path.as_path()])?;
     let bundle = super::open(load)?;
     let html = sheet(&bundle);
     super::write_file(&args.output, html.as_bytes())?;
