@@ -12,7 +12,7 @@ const WORDS: [&str; 24] = [
     "the", "cat", "river", "and", "stone", "under", "a", "green", "light", "walks", "to", "city", "of", "seven", "bridges", "where",
     "music", "is", "born", "in", "winter", "naïve", "東京", "🦀",
 ];
-/// Names of the kinds of good requests, as [`Kind`] counts them.
+/// Names of the kinds of good requests and the share of each, in hundredths.
 pub(super) const KINDS: [(&str, u64); 10] = [
     ("chat", 22),
     ("completion", 18),
