@@ -74,8 +74,8 @@ const ENFORCED: &[&str] = &[
     "multipleOf",
 ];
 
-/// Keywords that restrict nothing; so do those that begin with `x-`.
-pub(super) const ANNOTATIONS: &[&str] = &[
+/// Keywords that restrict nothing; see [`is_annotation`].
+const ANNOTATIONS: &[&str] = &[
     "title",
     "description",
     "default",
@@ -92,6 +92,11 @@ pub(super) const ANNOTATIONS: &[&str] = &[
     "contentEncoding",
     "discriminator",
 ];
+
+/// Whether a keyword restricts nothing: it only describes, or is somebody's extension.
+pub(crate) fn is_annotation(keyword: &str) -> bool {
+    ANNOTATIONS.contains(&keyword) || (keyword.starts_with("x-") && keyword != "x-guidance")
+}
 
 /// Largest magnitude of a number up to which all whole numbers are told apart.
 const EXACT_MAX: u64 = 1 << 53;
@@ -214,8 +219,8 @@ fn check_keywords(root: &Value, schema: &Value, map: &Map<String, Value>) -> Res
     if !std::ptr::eq(root, schema) && map.get("$id").is_some_and(Value::is_string) {
         return Err("uses the unsupported keyword `$id` below its root".to_owned());
     }
-    let known = |name: &str| ENFORCED.contains(&name) || ANNOTATIONS.contains(&name) || name.starts_with("x-");
-    if let Some(keyword) = map.keys().find(|name| !known(name) || *name == "x-guidance") {
+    let known = |name: &str| ENFORCED.contains(&name) || is_annotation(name);
+    if let Some(keyword) = map.keys().find(|name| !known(name)) {
         return Err(format!("uses the unsupported keyword `{}`", cut(keyword)));
     }
     check_reference(root, map)?;

@@ -26,6 +26,7 @@ mod regex_growth;
 mod request;
 mod vocabulary;
 
+pub(crate) use bounds::is_annotation;
 pub use compile::{Compiled, GrammarError, Grammars};
 pub use mask::GrammarMask;
 pub use request::{Constraint, ConstraintKind, Marked, take_constraint};

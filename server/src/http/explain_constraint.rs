@@ -2,14 +2,10 @@
 
 use super::generate::compile;
 use super::served::Served;
-use crate::grammar::{Compiled, Constraint, ConstraintKind};
+use crate::grammar::{Compiled, Constraint, ConstraintKind, is_annotation};
 use crate::openai::error::ApiError;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-
-/// Members of a schema that constrain nothing.
-const ANNOTATIONS: [&str; 10] =
-    ["title", "description", "default", "examples", "$comment", "$schema", "$id", "deprecated", "readOnly", "writeOnly"];
 
 /// Compiles the constraint and describes it.
 ///
@@ -44,7 +40,7 @@ fn keywords(schema: &Value) -> BTreeSet<String> {
 }
 
 fn collect<'a>(members: &'a Map<String, Value>, found: &mut BTreeSet<String>, open: &mut Vec<&'a Value>) {
-    for (name, value) in members.iter().filter(|(name, _)| !ANNOTATIONS.contains(&name.as_str())) {
+    for (name, value) in members.iter().filter(|(name, _)| !is_annotation(name)) {
         found.insert(name.clone());
         match (name.as_str(), value) {
             // Their members are names of the user's.
