@@ -122,21 +122,32 @@ fn load_kernel(bundle: &Bundle, id: KernelId, modules: &[Module], device: &Devic
     let function = module.function(&code.symbol).map_err(driver)?;
     let reason = if manifest.contract != decl.contract {
         Some(format!("computes {} and the plan wants {}", manifest.contract, decl.contract))
-    } else if i64::from(device.shared_bytes_max) < i64::from(manifest.shared_bytes) {
-        Some(format!("wants {} B of shared memory, the device has {}", manifest.shared_bytes, device.shared_bytes_max))
     } else {
-        differences(&manifest, function).map_err(driver)?
+        admit_function(function, &manifest, device).map_err(driver)?
     };
     if let Some(reason) = reason {
         return Err(refuse(&manifest.name, reason));
     }
-    if manifest.shared_bytes > 0 {
-        function.allow_shared(manifest.shared_bytes).map_err(driver)?;
-    }
     Ok(Kernel { artifact: code.artifact, function, manifest })
 }
 
-pub(super) fn differences(manifest: &ArtifactManifest, function: Function) -> Result<Option<String>, CudaError> {
+/// Compares a function with its manifest and gives it the shared memory that it wants, or says why it is refused.
+pub(super) fn admit_function(
+    function: Function,
+    manifest: &ArtifactManifest,
+    device: &DeviceProperties,
+) -> Result<Option<String>, CudaError> {
+    if i64::from(device.shared_bytes_max) < i64::from(manifest.shared_bytes) {
+        return Ok(Some(format!("wants {} B of shared memory, the device has {}", manifest.shared_bytes, device.shared_bytes_max)));
+    }
+    let reason = differences(manifest, function)?;
+    if reason.is_none() && manifest.shared_bytes > 0 {
+        function.allow_shared(manifest.shared_bytes)?;
+    }
+    Ok(reason)
+}
+
+fn differences(manifest: &ArtifactManifest, function: Function) -> Result<Option<String>, CudaError> {
     let registers = function.registers()?;
     if registers as u32 != manifest.registers {
         return Ok(Some(format!("has {registers} registers, its manifest says {}", manifest.registers)));
@@ -220,14 +231,7 @@ impl Binder<'_> {
             }
             params.push(self.param(id, param, operands)?);
         }
-        let shape = LaunchShape {
-            grid: [1; 3],
-            block: manifest.block,
-            cluster: manifest.cluster,
-            shared_bytes: manifest.shared_bytes,
-            pdl: pdl && manifest.pdl,
-            cooperative: manifest.cooperative,
-        };
+        let shape = launch_shape(manifest, [1; 3], pdl);
         let mut launch = BoundLaunch { kernel: index, function: kernel.function, shape, params, grid, scalars };
         launch.bind(bound_of(self.entry, self.addresses.kv_pages));
         Ok(launch)
@@ -264,16 +268,12 @@ impl Binder<'_> {
         if let Some(extent) = param.value {
             return Ok(extent);
         }
-        match param.role {
-            Role::Scalar(Dim::Tokens) => Ok(Extent::sym(Sym::Tokens, 1)),
-            Role::Scalar(Dim::Seqs) => Ok(Extent::sym(Sym::Seqs, 1)),
-            Role::Scalar(Dim::Rows) => Ok(Extent::sym(Sym::Rows, 1)),
-            Role::Scalar(Dim::KvPages) => Ok(Extent::sym(Sym::KvPages, 1)),
-            Role::Scalar(Dim::TableStride) => Ok(Extent::lit(self.plan.bounds().pages_per_seq_max)),
-            role => match operands.iter().find(|operand| operand.role == role).map(|operand| operand.value) {
-                Some(Value::Scalar(extent)) => Ok(extent),
-                _ => Err(self.refuse(id, format!("scalar {} has no value", param.name))),
-            },
+        if let Some(extent) = step_size(param.role, self.plan.bounds().pages_per_seq_max) {
+            return Ok(extent);
+        }
+        match operands.iter().find(|operand| operand.role == param.role).map(|operand| operand.value) {
+            Some(Value::Scalar(extent)) => Ok(extent),
+            _ => Err(self.refuse(id, format!("scalar {} has no value", param.name))),
         }
     }
 
@@ -307,18 +307,51 @@ impl Binder<'_> {
         let base = self.address(value).ok_or_else(|| refuse("its operand has no address"))?;
         let bytes = self.bytes(value).ok_or_else(|| refuse("its operand has no size"))?;
         let bound = bound_of(self.entry, self.addresses.kv_pages);
-        let list = |extents: &[Extent]| extents.iter().map(|extent| extent.eval(bound).map(u64::from)).collect::<Option<Vec<u64>>>();
-        let mut dims = list(&map.dims).ok_or_else(|| refuse("a dimension divides by zero"))?;
-        let strides = list(&map.strides_bytes).ok_or_else(|| refuse("a stride divides by zero"))?;
-        clamp_outer(&mut dims, &strides, bytes).ok_or_else(|| refuse("its operand is smaller than one row"))?;
+        let (dims, strides) = map_extents(map, bound, bytes).map_err(refuse)?;
         let geometry = geometry(map, &dims, &strides);
         let encoded = TensorMapValue::encode(base, &geometry).map_err(|source| refuse(&source.to_string()))?;
         Ok(ParamValue::TensorMap(Box::new(encoded)))
     }
 }
 
+/// The launch of a kernel on `grid` blocks.
+pub(super) fn launch_shape(manifest: &ArtifactManifest, grid: [u32; 3], pdl: bool) -> LaunchShape {
+    LaunchShape {
+        grid,
+        block: manifest.block,
+        cluster: manifest.cluster,
+        shared_bytes: manifest.shared_bytes,
+        pdl: pdl && manifest.pdl,
+        cooperative: manifest.cooperative,
+    }
+}
+
+/// What a scalar that names a size of the step is, if it names one.
+pub(super) fn step_size(role: Role, table_stride: u32) -> Option<Extent> {
+    match role {
+        Role::Scalar(Dim::Tokens) => Some(Extent::sym(Sym::Tokens, 1)),
+        Role::Scalar(Dim::Seqs) => Some(Extent::sym(Sym::Seqs, 1)),
+        Role::Scalar(Dim::Rows) => Some(Extent::sym(Sym::Rows, 1)),
+        Role::Scalar(Dim::KvPages) => Some(Extent::sym(Sym::KvPages, 1)),
+        Role::Scalar(Dim::TableStride) => Some(Extent::lit(table_stride)),
+        _ => None,
+    }
+}
+
+/// Dimensions and strides in bytes of a map at the class bound, within an operand of `bytes` bytes.
+///
+/// # Errors
+/// If an extent divides by zero, or the operand holds not even one row.
+pub(super) fn map_extents(map: &TensorMap, bound: Bindings, bytes: u64) -> Result<(Vec<u64>, Vec<u64>), &'static str> {
+    let list = |extents: &[Extent]| extents.iter().map(|extent| extent.eval(bound).map(u64::from)).collect::<Option<Vec<u64>>>();
+    let mut dims = list(&map.dims).ok_or("a dimension divides by zero")?;
+    let strides = list(&map.strides_bytes).ok_or("a stride divides by zero")?;
+    clamp_outer(&mut dims, &strides, bytes).ok_or("its operand is smaller than one row")?;
+    Ok((dims, strides))
+}
+
 /// Limits the outermost dimension to what the operand holds, so that a map never reaches past it.
-pub(super) fn clamp_outer(dims: &mut [u64], strides: &[u64], bytes: u64) -> Option<()> {
+fn clamp_outer(dims: &mut [u64], strides: &[u64], bytes: u64) -> Option<()> {
     if let (Some(outer), Some(stride)) = (dims.last_mut(), strides.last()) {
         *outer = (*outer).min(bytes.checked_div(*stride)?);
         return (*outer > 0).then_some(());

@@ -3,15 +3,13 @@
 //! [`KernelLaunch::of`] decides everything about a launch but addresses, and needs no device.
 
 use super::driver::{
-    Context, CudaError, DeviceMemory, DevicePtr, Event, Function, GraphNode, LaunchShape, Module, ParamValue, PinnedMemory, Stream,
-    TensorMapValue,
+    Context, CudaError, DeviceMemory, DevicePtr, Event, Function, GraphNode, Module, ParamValue, PinnedMemory, Stream, TensorMapValue,
 };
 use super::{AdmitError, LinkError, link};
 use crate::device::place::{Buffer, Image, KernelStep, PaddingRows, Place, Way};
 use crate::device::{DeviceError, DeviceInfo};
 use oxide_bundle::artifact::{ArtifactManifest, Param, ParamKind};
-use oxide_bundle::contract::{Dim, Role};
-use oxide_bundle::plan::{Bindings, Extent, Sym};
+use oxide_bundle::plan::Bindings;
 use std::sync::Arc;
 
 /// Bytes of the staging memory between host and device.
@@ -88,25 +86,14 @@ fn argument(index: usize, param: &Param, step: &KernelStep<'_>) -> Result<Argume
 }
 
 fn scalar(param: &Param, step: &KernelStep<'_>) -> Result<u32, String> {
-    let extent = match (param.value, param.role) {
-        (Some(extent), _) => extent,
-        (None, Role::Scalar(Dim::Tokens)) => Extent::sym(Sym::Tokens, 1),
-        (None, Role::Scalar(Dim::Seqs)) => Extent::sym(Sym::Seqs, 1),
-        (None, Role::Scalar(Dim::Rows)) => Extent::sym(Sym::Rows, 1),
-        (None, Role::Scalar(Dim::KvPages)) => Extent::sym(Sym::KvPages, 1),
-        (None, Role::Scalar(Dim::TableStride)) => Extent::lit(step.table_stride),
-        (None, role) => return Err(format!("{role:?} has no value")),
-    };
+    let extent = param.value.or_else(|| link::step_size(param.role, step.table_stride));
+    let extent = extent.ok_or_else(|| format!("{:?} has no value", param.role))?;
     extent.eval(step.sizes).ok_or_else(|| "divides by zero".to_owned())
 }
 
 fn tensor_map(index: usize, param: &Param, buffer: usize, memory: &Buffer, bound: Bindings) -> Result<Argument, String> {
     let map = param.tensor_map.as_ref().ok_or("has no geometry")?;
-    let list = |extents: &[Extent]| extents.iter().map(|extent| extent.eval(bound).map(u64::from)).collect::<Option<Vec<u64>>>();
-    let mut dims = list(&map.dims).ok_or("a dimension divides by zero")?;
-    let strides_bytes = list(&map.strides_bytes).ok_or("a stride divides by zero")?;
-    let bytes = (memory.len * memory.image.element_bytes()) as u64;
-    link::clamp_outer(&mut dims, &strides_bytes, bytes).ok_or("its operand is smaller than one row")?;
+    let (dims, strides_bytes) = link::map_extents(map, bound, (memory.len * memory.image.element_bytes()) as u64)?;
     Ok(Argument::TensorMap { buffer, param: index, dims, strides_bytes })
 }
 
@@ -152,11 +139,8 @@ impl CudaPlace {
         let driver = |source| LinkError::Driver { what: format!("kernel {}", manifest.name), source };
         let module = Module::load(cubin).map_err(driver)?;
         let function = module.function(&manifest.symbol).map_err(driver)?;
-        if let Some(reason) = link::differences(manifest, function).map_err(driver)? {
+        if let Some(reason) = link::admit_function(function, manifest, device).map_err(driver)? {
             return Err(LinkError::Kernel { name: manifest.name.clone(), symbol: manifest.symbol.clone(), reason }.into());
-        }
-        if manifest.shared_bytes > 0 {
-            function.allow_shared(manifest.shared_bytes).map_err(driver)?;
         }
         let (stream, staging) = (Stream::new()?, PinnedMemory::alloc(STAGING_BYTES)?);
         Ok(Self { constants: Vec::new(), staging, stream, function, _module: module, context, manifest: manifest.clone() })
@@ -232,14 +216,7 @@ impl CudaPlace {
     }
 
     fn launch(&self, launch: &KernelLaunch, params: &[ParamValue], way: Way) -> Result<(), DeviceError> {
-        let shape = LaunchShape {
-            grid: launch.grid,
-            block: self.manifest.block,
-            cluster: self.manifest.cluster,
-            shared_bytes: self.manifest.shared_bytes,
-            pdl: way == Way::Pdl && self.manifest.pdl,
-            cooperative: self.manifest.cooperative,
-        };
+        let shape = link::launch_shape(&self.manifest, launch.grid, way == Way::Pdl);
         let eager = || self.stream.launch(self.function, &shape, params);
         match way {
             Way::Eager | Way::Pdl => eager().map_err(|error| self.failed(error))?,
