@@ -38,11 +38,7 @@ pub struct Script {
     pub depth: usize,
     /// Time that a step takes.
     pub step_time: Duration,
-    /// Number of the submitted step (from 0) that fails.
-    pub fail_at: Option<u64>,
-    /// Number of the submitted step that panics.
-    pub panic_at: Option<u64>,
-    /// Calls that go wrong otherwise.
+    /// Calls that go wrong.
     pub faults: Vec<DeviceFault>,
     /// An id that turns the logits of every row that sees it into NaN.
     pub poison: Option<u32>,
@@ -67,8 +63,6 @@ impl Default for Script {
             history_max: 512,
             depth: 1,
             step_time: Duration::ZERO,
-            fail_at: None,
-            panic_at: None,
             faults: Vec::new(),
             poison: None,
             gate: None,
@@ -85,6 +79,13 @@ pub enum Call {
     Collect,
     /// [`Device::copy_pages`].
     CopyPages,
+}
+
+impl DeviceFault {
+    /// Makes the submission of step `at`, from 0, go wrong.
+    pub fn submitting(at: u64, failing: Failing) -> Self {
+        Self { call: Call::Submit, at, failing }
+    }
 }
 
 /// How a call goes wrong.
@@ -146,7 +147,6 @@ pub struct ScriptedDevice {
     plan: Arc<Plan>,
     memory: Vec<u64>,
     log: StepLog,
-    submitted: u64,
     /// Calls so far, by kind.
     calls: [u64; 3],
     previous: Vec<u32>,
@@ -158,16 +158,7 @@ impl ScriptedDevice {
     pub fn new(script: Script) -> Self {
         let memory = (0..u64::from(script.kv_pages) * u64::from(script.page_tokens)).map(|slot| mix(slot, 0xDEAD)).collect();
         let plan = Arc::new(Plan::unverified(plan_of(&script)));
-        Self {
-            script,
-            plan,
-            memory,
-            log: StepLog::default(),
-            submitted: 0,
-            calls: [0; 3],
-            previous: Vec::new(),
-            in_flight: VecDeque::new(),
-        }
+        Self { script, plan, memory, log: StepLog::default(), calls: [0; 3], previous: Vec::new(), in_flight: VecDeque::new() }
     }
 
     /// Limits for an engine over this device.
@@ -249,10 +240,6 @@ impl Device for ScriptedDevice {
 
     fn submit(&mut self, entry: EntryId, inputs: &StepInputs) -> Result<(), DeviceError> {
         self.fault(Call::Submit)?;
-        if self.script.fail_at == Some(self.submitted) {
-            return Err(DeviceError::Failed { message: "scripted failure".to_owned() });
-        }
-        assert_ne!(self.script.panic_at, Some(self.submitted), "scripted panic");
         let class = self.plan.entries().get(entry.index()).map(|entry| entry.class);
         let bad =
             |reason: String| DeviceError::BadLaunch { entry: entry.to_string(), step: "all".into(), kernel: "scripted".into(), reason };
@@ -263,7 +250,6 @@ impl Device for ScriptedDevice {
         let outputs = self.run(inputs);
         self.previous.clone_from(&outputs.sampled_ids);
         self.in_flight.push_back(outputs);
-        self.submitted += 1;
         Ok(())
     }
 

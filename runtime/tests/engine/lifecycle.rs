@@ -1,7 +1,7 @@
 //! Cancellation, slow clients, drain, stop, failure: exactly one terminal event, and every page back.
 
 use crate::support::*;
-use oxide_runtime::engine::scripted::{Script, greedy};
+use oxide_runtime::engine::scripted::{DeviceFault, Failing, Script, greedy};
 use oxide_runtime::engine::{EngineEvent, EngineHealth, EngineOptions, EngineRequest, FinishReason, RejectReason};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -138,7 +138,8 @@ fn stopping_cancels_what_runs_and_refuses_what_waits() {
 #[test]
 fn a_device_error_fails_everything_open_and_ends_the_engine() {
     for depth in [1, 2] {
-        let engine = start(Script { depth, kv_pages: 30, fail_at: Some(5), ..Script::default() }, EngineOptions::default()).0;
+        let faults = vec![DeviceFault::submitting(5, Failing::Error)];
+        let engine = start(Script { depth, kv_pages: 30, faults, ..Script::default() }, EngineOptions::default()).0;
         let requests = vec![EngineRequest { n: 2, ..request(&prompt(0, 20), 40) }, request(&prompt(1, 20), 40)];
         for outcome in run_together(&engine, requests) {
             for end in outcome.ends {
@@ -154,7 +155,8 @@ fn a_device_error_fails_everything_open_and_ends_the_engine() {
 
 #[test]
 fn a_panic_in_the_engine_thread_is_heard_by_every_stream() {
-    let engine = start(Script { panic_at: Some(3), ..Script::default() }, EngineOptions::default()).0;
+    let faults = vec![DeviceFault::submitting(3, Failing::Panic)];
+    let engine = start(Script { faults, ..Script::default() }, EngineOptions::default()).0;
     let outcomes = run_together(&engine, vec![request(&[1], 40), EngineRequest { n: 3, ..request(&[2], 40) }]);
     for end in outcomes.iter().flat_map(|outcome| &outcome.ends) {
         assert!(matches!(end, Some(End::Failed(message)) if message.contains("scripted panic")), "{end:?}");

@@ -3,6 +3,7 @@
 use crate::client::assemble;
 use crate::harness::{Live, Setup, chat_body, greedy_body, streamed};
 use oxide_run::http::ServeError;
+use oxide_runtime::engine::scripted::{DeviceFault, Failing};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -246,8 +247,7 @@ fn an_engine_failure_reaches_every_open_request_and_ends_the_server() {
     for panics in [false, true] {
         let mut live = Setup::default()
             .script(|script| {
-                let at = Some(3);
-                if panics { script.panic_at = at } else { script.fail_at = at }
+                script.faults = vec![DeviceFault::submitting(3, if panics { Failing::Panic } else { Failing::Error })];
             })
             .paused()
             .start();

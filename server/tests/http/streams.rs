@@ -2,6 +2,7 @@
 
 use crate::client::{Event, Events, assemble};
 use crate::harness::{EOS, Live, Setup, chat_body, drawn, streamed, tokenizer};
+use oxide_runtime::engine::scripted::{DeviceFault, Failing};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -135,7 +136,7 @@ fn comments_keep_a_queued_stream_alive() {
 
 #[test]
 fn a_failure_under_way_is_an_error_event_and_done() {
-    let live = Setup::default().script(|script| script.fail_at = Some(4)).gated().start();
+    let live = Setup::default().script(|script| script.faults = vec![DeviceFault::submitting(4, Failing::Error)]).gated().start();
     let mut events = live.stream_chat(json!({"max_tokens": 100}));
     live.steps(1);
     assert!(matches!(events.data(), Event::Data(_)), "the stream began");
