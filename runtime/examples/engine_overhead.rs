@@ -9,7 +9,7 @@ use oxide_bundle::ids::EntryId;
 use oxide_bundle::plan::{BatchClass, EntryDecl, KvGeometry, PLAN_VERSION, Plan, RawPlan};
 use oxide_bundle::step::StepBounds;
 use oxide_runtime::device::{Device, DeviceError, DeviceInfo, StepInputs, StepOutputs};
-use oxide_runtime::engine::{Engine, EngineEvent, EngineLimits, EngineOptions, EngineRequest, SamplingParams};
+use oxide_runtime::engine::{Engine, EngineEvent, EngineLimits, EngineOptions, EngineRequest};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,21 +93,8 @@ fn device(depth: usize) -> NullDevice {
 }
 
 fn request(index: u32) -> EngineRequest {
-    EngineRequest {
-        id: index.to_string(),
-        prompt: (0..16).map(|token| token + index * 16).collect(),
-        n: 1,
-        max_tokens: STEPS,
-        min_tokens: 0,
-        stop_ids: vec![2, 3],
-        sampling: SamplingParams::default(),
-        prompt_logprobs: None,
-        mask: None,
-        cache_salt: Vec::new(),
-        fair_key: 0,
-        deadline: None,
-        queue_time_max: None,
-    }
+    let prompt = (0..16).map(|token| token + index * 16).collect();
+    EngineRequest { stop_ids: vec![2, 3], ..EngineRequest::greedy(index.to_string(), prompt, STEPS) }
 }
 
 /// Processor time that the calling thread has taken.

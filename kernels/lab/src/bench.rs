@@ -9,7 +9,7 @@ use crate::random::Random;
 use anyhow::{Context, bail};
 use clap::Args;
 use oxide_runtime::device::cuda::CudaOptions;
-use oxide_runtime::engine::{EngineEvent, EngineHandle, EngineRequest, EventStream, SamplingParams};
+use oxide_runtime::engine::{EngineEvent, EngineHandle, EngineRequest, EventStream};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -98,21 +98,7 @@ struct Bench {
 impl Bench {
     fn submit(&mut self, input: u32, output: u32) -> anyhow::Result<EventStream> {
         let known = self.engine.limits().vocab_known;
-        let request = EngineRequest {
-            id: format!("bench-{}", self.random.next()),
-            prompt: self.random.ids(input, known),
-            n: 1,
-            max_tokens: output,
-            min_tokens: 0,
-            stop_ids: Vec::new(),
-            sampling: SamplingParams::default(),
-            prompt_logprobs: None,
-            mask: None,
-            cache_salt: Vec::new(),
-            fair_key: 0,
-            deadline: None,
-            queue_time_max: None,
-        };
+        let request = EngineRequest::greedy(format!("bench-{}", self.random.next()), self.random.ids(input, known), output);
         self.engine.submit(request).context("the engine refused a request")
     }
 

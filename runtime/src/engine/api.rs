@@ -117,6 +117,27 @@ pub struct EngineRequest {
     pub queue_time_max: Option<Duration>,
 }
 
+impl EngineRequest {
+    /// One greedy choice of up to `max_tokens` tokens, that nothing else ends, constrains or hurries.
+    pub fn greedy(id: impl Into<String>, prompt: Vec<u32>, max_tokens: u32) -> Self {
+        Self {
+            id: id.into(),
+            prompt,
+            n: 1,
+            max_tokens,
+            min_tokens: 0,
+            stop_ids: Vec::new(),
+            sampling: SamplingParams::default(),
+            prompt_logprobs: None,
+            mask: None,
+            cache_salt: Vec::new(),
+            fair_key: 0,
+            deadline: None,
+            queue_time_max: None,
+        }
+    }
+}
+
 /// Log-probability of one token and its alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {

@@ -2,8 +2,7 @@
 
 use oxide_runtime::engine::scripted::{Script, ScriptedDevice, StepLog};
 use oxide_runtime::engine::{
-    Engine, EngineEvent, EngineHandle, EngineOptions, EngineRequest, EngineStats, EventStream, FinishReason, RejectReason, SamplingParams,
-    TokenLogprobs,
+    Engine, EngineEvent, EngineHandle, EngineOptions, EngineRequest, EngineStats, EventStream, FinishReason, RejectReason, TokenLogprobs,
 };
 use std::time::{Duration, Instant};
 
@@ -20,21 +19,7 @@ pub(crate) fn engine() -> EngineHandle {
 }
 
 pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
-    EngineRequest {
-        id: "test".to_owned(),
-        prompt: prompt.to_vec(),
-        n: 1,
-        max_tokens,
-        min_tokens: 0,
-        stop_ids: Vec::new(),
-        sampling: SamplingParams::default(),
-        prompt_logprobs: None,
-        mask: None,
-        cache_salt: Vec::new(),
-        fair_key: 0,
-        deadline: None,
-        queue_time_max: None,
-    }
+    EngineRequest::greedy("test", prompt.to_vec(), max_tokens)
 }
 
 /// `len` ids that depend on `seed`.

@@ -9,7 +9,7 @@ use super::args::BenchArgs;
 use super::error::CliError;
 use super::output;
 use crate::model::{LoadOptions, LoadedModel};
-use oxide_runtime::engine::{ChoiceTrace, EngineEvent, EngineRequest, EventStream, SamplingParams};
+use oxide_runtime::engine::{ChoiceTrace, EngineEvent, EngineRequest, EventStream};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -234,21 +234,7 @@ fn finished(mut stream: EventStream) -> Result<ChoiceTrace, CliError> {
 }
 
 fn request(prompt: Vec<u32>, max_tokens: u32) -> EngineRequest {
-    EngineRequest {
-        id: "bench".into(),
-        prompt,
-        n: 1,
-        max_tokens,
-        min_tokens: 0,
-        stop_ids: Vec::new(),
-        sampling: SamplingParams::default(),
-        prompt_logprobs: None,
-        mask: None,
-        cache_salt: Vec::new(),
-        fair_key: 0,
-        deadline: None,
-        queue_time_max: None,
-    }
+    EngineRequest::greedy("bench", prompt, max_tokens)
 }
 
 /// Weight bytes that a decode step reads: every tensor once, but an untied embedding, of which a few rows are read.

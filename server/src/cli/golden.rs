@@ -3,7 +3,7 @@
 use super::error::CliError;
 use crate::model::{LoadedModel, TextEdge};
 use oxide_bundle::manifest::{Golden, GoldenGreedy, GoldenStatus, GoldenTemplate, GoldenText};
-use oxide_runtime::engine::{EngineEvent, EngineRequest, EventStream, SamplingParams};
+use oxide_runtime::engine::{EngineEvent, EngineRequest, EventStream};
 use oxide_text::ChatInput;
 use serde_json::{Value, json};
 
@@ -86,21 +86,7 @@ fn check_template(text: &TextEdge, index: usize, vector: &GoldenTemplate) -> Opt
 }
 
 fn greedy_request(vector: &GoldenGreedy) -> EngineRequest {
-    EngineRequest {
-        id: format!("golden-{}", vector.name),
-        prompt: vector.prompt.clone(),
-        n: 1,
-        max_tokens: vector.ids.len() as u32,
-        min_tokens: 0,
-        stop_ids: Vec::new(),
-        sampling: SamplingParams::default(),
-        prompt_logprobs: None,
-        mask: None,
-        cache_salt: Vec::new(),
-        fair_key: 0,
-        deadline: None,
-        queue_time_max: None,
-    }
+    EngineRequest::greedy(format!("golden-{}", vector.name), vector.prompt.clone(), vector.ids.len() as u32)
 }
 
 fn check_greedy(vector: &GoldenGreedy, mut stream: EventStream) -> Result<Option<String>, CliError> {

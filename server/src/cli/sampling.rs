@@ -55,19 +55,10 @@ pub(super) fn request(
 ) -> Result<EngineRequest, CliError> {
     let max_tokens = budget(model, &prompt, max_tokens)?;
     Ok(EngineRequest {
-        id,
-        prompt,
-        n: 1,
-        max_tokens,
         min_tokens: args.min_tokens.min(max_tokens),
         stop_ids: if args.ignore_eos { Vec::new() } else { model.eos().to_vec() },
         sampling,
-        prompt_logprobs: None,
-        mask: None,
-        cache_salt: Vec::new(),
-        fair_key: 0,
-        deadline: None,
-        queue_time_max: None,
+        ..EngineRequest::greedy(id, prompt, max_tokens)
     })
 }
 

@@ -205,19 +205,5 @@ async fn pin(served: &Served, prompt: &[u32], salt: &[u8], pinned: bool) -> Resu
 }
 
 fn request_of(prompt: &[u32], salt: &[u8], owner: Owner) -> EngineRequest {
-    EngineRequest {
-        id: "prefix".to_owned(),
-        prompt: prompt.to_vec(),
-        n: 1,
-        max_tokens: 1,
-        min_tokens: 0,
-        stop_ids: Vec::new(),
-        sampling: SamplingParams::default(),
-        prompt_logprobs: None,
-        mask: None,
-        cache_salt: salt.to_vec(),
-        fair_key: owner.0,
-        deadline: None,
-        queue_time_max: None,
-    }
+    EngineRequest { cache_salt: salt.to_vec(), fair_key: owner.0, ..EngineRequest::greedy("prefix", prompt.to_vec(), 1) }
 }

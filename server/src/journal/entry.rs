@@ -137,19 +137,12 @@ impl Entry {
     /// The request that draws the same tokens; the mask of the constraint is the caller's to add.
     pub fn request(&self) -> EngineRequest {
         EngineRequest {
-            id: self.id.clone(),
-            prompt: self.prompt.clone(),
             n: self.n,
-            max_tokens: self.max_tokens,
             min_tokens: self.min_tokens,
             stop_ids: self.stop_ids.clone(),
             sampling: SamplingParams::from(&self.sampling),
             prompt_logprobs: self.prompt_logprobs,
-            mask: None,
-            cache_salt: Vec::new(),
-            fair_key: 0,
-            deadline: None,
-            queue_time_max: None,
+            ..EngineRequest::greedy(self.id.clone(), self.prompt.clone(), self.max_tokens)
         }
     }
 }
@@ -195,19 +188,13 @@ mod tests {
 
     fn entry(sampling: SamplingParams) -> Entry {
         let request = EngineRequest {
-            id: "a".to_owned(),
-            prompt: vec![1, 2],
             n: 2,
-            max_tokens: 3,
             min_tokens: 1,
             stop_ids: vec![7],
             sampling,
-            prompt_logprobs: None,
-            mask: None,
             cache_salt: b"salt".to_vec(),
             fair_key: 9,
-            deadline: None,
-            queue_time_max: None,
+            ..EngineRequest::greedy("a", vec![1, 2], 3)
         };
         Entry::new(&request, None, "seal", "req", 5)
     }

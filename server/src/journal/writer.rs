@@ -264,24 +264,9 @@ pub fn journal_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxide_runtime::engine::SamplingParams;
 
     fn request(prompt: usize) -> EngineRequest {
-        EngineRequest {
-            id: "a".to_owned(),
-            prompt: vec![1; prompt],
-            n: 1,
-            max_tokens: 1,
-            min_tokens: 0,
-            stop_ids: Vec::new(),
-            sampling: SamplingParams::default(),
-            prompt_logprobs: None,
-            mask: None,
-            cache_salt: Vec::new(),
-            fair_key: 0,
-            deadline: None,
-            queue_time_max: None,
-        }
+        EngineRequest::greedy("a", vec![1; prompt], 1)
     }
 
     fn open(folder: &Path, file_bytes_max: u64, files_max: usize) -> Journal {

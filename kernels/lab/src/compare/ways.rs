@@ -73,20 +73,11 @@ impl Runner<'_> {
 
     fn submit(&self, prompt: usize, salt: &[u8]) -> anyhow::Result<EventStream> {
         let Prompt { name, prompt_ids, greedy_f32, .. } = &self.prompts[prompt];
+        let id = format!("{name}-{}", salt.iter().map(u8::to_string).collect::<Vec<_>>().join("-"));
         let request = EngineRequest {
-            id: format!("{name}-{}", salt.iter().map(u8::to_string).collect::<Vec<_>>().join("-")),
-            prompt: prompt_ids.clone(),
-            n: 1,
-            max_tokens: greedy_f32.len() as u32,
-            min_tokens: 0,
-            stop_ids: Vec::new(),
             sampling: SamplingParams { logprobs: self.logprobs.then_some(TOP), ..SamplingParams::default() },
-            prompt_logprobs: None,
-            mask: None,
             cache_salt: salt.to_vec(),
-            fair_key: 0,
-            deadline: None,
-            queue_time_max: None,
+            ..EngineRequest::greedy(id, prompt_ids.clone(), greedy_f32.len() as u32)
         };
         self.engine.submit(request).with_context(|| format!("the engine refused prompt `{name}`"))
     }
