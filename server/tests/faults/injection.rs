@@ -20,8 +20,10 @@ struct Plan {
     starved: Option<Place>,
     /// After how many polls the next connection is dropped; each place then takes two polls.
     polls: Option<u64>,
-    /// Where that connection is dropped before.
+    /// Where that connection is dropped, at its next poll.
     leave: Option<Place>,
+    /// Whether `leave` was passed. Threads beside the connection may have passed other places since.
+    leaving: bool,
     /// Whether each place takes two polls.
     yields: bool,
     /// Places that were passed since the plan was made.
@@ -34,6 +36,7 @@ impl Inject for Injection {
     fn at(&self, place: Place) -> Fault {
         let mut plan = self.0.lock().expect("no test panics with it");
         plan.passed.push(place);
+        plan.leaving |= plan.leave == Some(place);
         if plan.panic.take_if(|at| *at == place).is_some() {
             return Fault::Panic;
         }
@@ -49,13 +52,12 @@ impl Inject for Injection {
     }
 
     fn leaves(&self) -> bool {
-        let plan = self.0.lock().expect("no test panics with it");
-        plan.leave.is_some() && plan.passed.last().copied() == plan.leave
+        self.0.lock().expect("no test panics with it").leaving
     }
 
     fn cut(&self) {
         let mut plan = self.0.lock().expect("no test panics with it");
-        plan.cut = Some(plan.passed.last().copied());
+        plan.cut = Some(if plan.leaving { plan.leave } else { plan.passed.last().copied() });
     }
 }
 
