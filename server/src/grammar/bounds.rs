@@ -175,9 +175,6 @@ fn percent_decoded(text: &str) -> Option<String> {
 /// What is wrong with it, in words that follow its name.
 pub(super) fn check_schema(root: &Value) -> Result<(), String> {
     check_size(root)?;
-    if root.get("x-guidance").is_some() {
-        return Err("uses the unsupported keyword `x-guidance`".to_owned());
-    }
     let mut seen: HashSet<*const Value> = HashSet::new();
     let mut stack = vec![root];
     while let Some(schema) = stack.pop() {
