@@ -15,6 +15,8 @@ mod problems;
 mod record;
 mod report;
 mod subject;
+#[cfg(test)]
+mod tests;
 mod twin;
 mod values;
 
