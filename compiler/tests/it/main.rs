@@ -8,4 +8,5 @@ mod planning;
 mod profiles;
 mod pull;
 mod reproduce;
+mod selection;
 mod support;
