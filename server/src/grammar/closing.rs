@@ -17,98 +17,101 @@
 //! equal requests get equal masks.
 
 use super::compile::Limits;
+use super::shape::{Piece, Shape};
+use super::track::Tracker;
 use super::vocabulary::Vocabulary;
 use llguidance::TokenParser;
-use llguidance::toktrie::Recognizer;
+use std::sync::Arc;
 
-/// Searches for a witness, the cheap ones first.
-const SEARCHES: [Effort; 7] = [
-    Effort { bytes_max: 64, steps: 300, alike: 1 },
-    Effort { bytes_max: 32, steps: 400, alike: 3 },
-    Effort { bytes_max: 128, steps: 800, alike: 3 },
-    Effort { bytes_max: 32, steps: 3_000, alike: usize::MAX },
-    Effort { bytes_max: 512, steps: 1_500, alike: 3 },
-    Effort { bytes_max: 2_048, steps: 4_000, alike: 3 },
-    Effort { bytes_max: 8_192, steps: 10_000, alike: 3 },
-];
-/// Further places tried to shorten a witness.
-const SHORTEN_STEPS: u32 = 200;
 /// Tokens tried one by one.
 const TRIED_MAX: usize = 96;
-/// Bytes of witnesses that are read for them.
-const TRIED_BYTES_MAX: usize = 8_192;
-/// Tokens after which a new witness is searched for.
-const SEARCHED_MAX: usize = 6;
-/// Suffixes of an old witness that are tried before a new one is searched for.
-const SUFFIXES_MAX: usize = 48;
+/// Tokens of known endings that are read for them.
+const TRIED_TOKENS_MAX: usize = 4_096;
 /// Bytes of structure that few tokens exceed: `"},{"` has four.
 const ORDINARY_STRUCTURE: u32 = 4;
-/// First bytes of a suffix that are looked at before all of it is.
-const PREVIEW_BYTES: usize = 16;
 /// Bytes that a token may add beside its commitments: the rest of an escape or a character.
 const ESCAPE_BYTES: u64 = 8;
 
-/// The order in which bytes are tried: those that close come first.
-const ORDER: &[u8] = b"}]\",:0123456789nultrefas{[-.Eabcdghijkmopqvwxyz_ABCDFGHIJKLMNOPQRSTUVWXYZ/+@#()<>=;!?$%&*'^`|~\\";
+/// What is known of a grammar: its costs, and a parser at the beginning whose lexer they were found with.
+pub(super) struct Known {
+    shape: Shape,
+    parser: TokenParser,
+}
 
-/// How far and how hard a search looks.
-#[derive(Copy, Clone, Debug)]
-struct Effort {
-    /// Longest witness.
-    bytes_max: usize,
-    /// Places tried.
-    steps: u32,
-    /// Digits, lower-case and upper-case letters tried at each place, of each.
-    alike: usize,
+impl Known {
+    /// Reads a grammar.
+    ///
+    /// # Errors
+    /// Why it cannot be known how its outputs close.
+    pub(super) fn new(parser: &TokenParser, vocabulary: &Vocabulary) -> Result<Self, String> {
+        let mut parser = parser.deep_clone();
+        let shape = Shape::new(&mut parser, vocabulary)?;
+        Ok(Self { shape, parser })
+    }
+
+    fn tracker(&self) -> Option<Tracker> {
+        Tracker::new(self.parser.deep_clone(), &self.shape)
+    }
 }
 
 /// What is known of an output's rest.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Closing {
     /// Tokens that suffice, as far as is known.
     bound: u64,
-    /// A text that completes the output, from where `bound` was exact on.
-    witness: Vec<u8>,
-    /// Its tokens, the last one first.
+    /// Tokens that suffice for any end of the text of `tokens`.
+    worst: u64,
+    /// Tokens that complete the output, from where `bound` was exact on, the last one first.
     tokens: Vec<u32>,
-    /// Whether the witness completes the output from here.
+    /// Whether they complete the output from here.
     current: bool,
+    /// Tokens of the output.
+    drawn: Vec<u32>,
+    reader: Reader,
+    known: Arc<Known>,
 }
 
-/// Characters that close nothing where they are text.
-const BRACKETS: &[u8] = b"}]{[,:";
+/// Reads the output where that is needed. A copy begins anew.
+#[derive(Default)]
+struct Reader {
+    /// With the tokens that it has read.
+    tracker: Option<(Box<Tracker>, usize)>,
+}
 
-/// Digits, lower-case letters, upper-case letters and `_`, the rest.
-fn kind(byte: u8) -> usize {
-    match byte {
-        b'0'..=b'9' => 0,
-        b'a'..=b'z' => 1,
-        b'A'..=b'Z' | b'_' => 2,
-        _ => 3,
+impl Clone for Reader {
+    fn clone(&self) -> Self {
+        Self::default()
     }
 }
 
-/// Reads and moves a parser by bytes.
-struct Search<'a> {
-    parser: &'a mut TokenParser,
-    vocabulary: &'a Vocabulary,
-    path: Vec<u8>,
-    best: Option<Vec<u8>>,
-    steps: u32,
-    alike: usize,
+impl Reader {
+    /// The tracker behind all tokens.
+    fn at_end(&mut self, known: &Known, vocabulary: &Vocabulary, drawn: &[u32]) -> Option<&mut Tracker> {
+        // A lexer that used up its limits is replaced once.
+        for _ in 0..2 {
+            if self.tracker.is_none() {
+                self.tracker = Some((Box::new(known.tracker()?), 0));
+            }
+            let (tracker, read) = self.tracker.as_mut()?;
+            let rest = drawn.get(*read..)?;
+            let followed = rest.iter().try_for_each(|id| tracker.token(&known.shape, vocabulary, *id)).is_some();
+            *read = drawn.len();
+            if followed && !tracker.failed() {
+                break;
+            }
+            self.tracker = None;
+        }
+        self.tracker.as_mut().map(|(tracker, _)| &mut **tracker)
+    }
 }
 
 impl Closing {
-    /// Of an output that has not begun: searches for a witness.
-    pub(super) fn start(parser: &mut TokenParser, vocabulary: &Vocabulary) -> Option<Self> {
-        let witness = find_witness(parser, vocabulary, &SEARCHES)?;
-        Self::of(witness, vocabulary)
-    }
-
-    fn of(witness: Vec<u8>, vocabulary: &Vocabulary) -> Option<Self> {
-        let mut tokens = vocabulary.spell(&witness)?;
-        tokens.reverse();
-        Some(Self { bound: tokens.len() as u64, witness, tokens, current: true })
+    /// Of an output that has not begun: `None` if no text is known that it could be.
+    pub(super) fn start(parser: &mut TokenParser, vocabulary: &Vocabulary, known: Arc<Known>) -> Option<Self> {
+        let (tokens, drawn, reader) = (Vec::new(), Vec::new(), Reader::default());
+        let mut closing = Self { bound: u64::MAX, worst: u64::MAX, tokens, current: false, drawn, reader, known };
+        closing.refresh(parser, vocabulary);
+        closing.current.then_some(closing)
     }
 
     /// Tokens that suffice to complete the output.
@@ -118,14 +121,15 @@ impl Closing {
 
     /// Follows a token that was drawn.
     pub(super) fn advance(&mut self, id: u32, vocabulary: &Vocabulary, limits: &Limits) {
+        self.drawn.push(id);
         if self.current && self.tokens.last() == Some(&id) {
             self.tokens.pop();
-            self.witness.drain(..vocabulary.token(id).len().min(self.witness.len()));
             self.bound = self.tokens.len() as u64;
             return;
         }
+        let bound = if self.current { self.worst.max(self.bound) } else { self.bound };
         self.current = false;
-        self.bound = limits.cap(self.bound.saturating_add(growth(limits, vocabulary.structure(id))));
+        self.bound = limits.cap(bound.saturating_add(growth(limits, vocabulary.structure(id))));
     }
 
     /// Takes tokens out of a mask after which the output might not close with `left` tokens.
@@ -174,46 +178,40 @@ impl Closing {
         u32::try_from(commitments.checked_sub(1)?).ok()
     }
 
-    /// Makes the witness one from here, and the bound exact.
+    /// Makes the bound exact.
     fn refresh(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary) {
         if self.current {
             return;
         }
-        let witness = if parser.is_accepting() {
-            Some(Vec::new())
-        } else {
-            // What was drawn may stand for the beginning of the old witness.
-            let suffixes = (0..self.witness.len().min(SUFFIXES_MAX)).filter_map(|start| self.witness.get(start..));
-            let mut old = suffixes.filter(|suffix| begins(parser, vocabulary, suffix) && closes(parser, vocabulary, &[], suffix).is_some());
-            old.next().map(<[u8]>::to_vec).or_else(|| find_witness(parser, vocabulary, &SEARCHES))
-        };
-        if let Some(found) = witness.and_then(|witness| Self::of(witness, vocabulary)) {
-            *self = found;
+        let found = if parser.is_accepting() { Some((Vec::new(), 0)) } else { self.cheapest(parser, vocabulary, None) };
+        if let Some((mut tokens, worst)) = found {
+            tokens.reverse();
+            (self.bound, self.worst, self.tokens, self.current) = (tokens.len() as u64, worst, tokens, true);
         }
     }
 
+    /// The tokens of a cheapest way to complete the output, after one more token if it is given, and how many
+    /// suffice for any end of them.
+    fn cheapest(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, next: Option<u32>) -> Option<(Vec<u32>, u64)> {
+        let shape = &self.known.shape;
+        let tracker = self.reader.at_end(&self.known, vocabulary, &self.drawn)?;
+        let mark = tracker.mark();
+        let followed = next.is_none_or(|id| tracker.token(shape, vocabulary, id).is_some());
+        let rest = if followed { tracker.rest(shape, vocabulary) } else { None };
+        tracker.go_back(mark);
+        let (tokens, worst) = spell(&rest?, vocabulary)?;
+        closes(parser, vocabulary, next, &tokens).then_some((tokens, worst))
+    }
+
     /// Tokens of the mask after which a text is known that closes the output with `left` tokens.
-    fn tried(&self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, words: &[u32]) -> Vec<u32> {
-        let (mut kept, mut searches) = (Vec::new(), 0);
-        let tried_max = (TRIED_BYTES_MAX / self.witness.len().max(1)).clamp(8, TRIED_MAX);
+    fn tried(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, words: &[u32]) -> Vec<u32> {
+        let tried_max = (TRIED_TOKENS_MAX / self.tokens.len().max(1)).clamp(8, TRIED_MAX);
         let is_text = |id: &u32| !vocabulary.token(*id).is_empty();
         // A grammar that allows control tokens allows few, and says much with them.
         let control = bits(words).filter(|id| !is_text(id) && !vocabulary.eos().contains(id));
-        for id in control.chain(bits(words).filter(is_text)).take(tried_max) {
-            let rest = self.witness.strip_prefix(vocabulary.token(id)).unwrap_or(&self.witness);
-            let bound = match closes(parser, vocabulary, &[id], rest) {
-                Some(bound) => Some(bound),
-                None if searches < SEARCHED_MAX => {
-                    searches += 1;
-                    bound_after(parser, vocabulary, id)
-                }
-                None => None,
-            };
-            if bound.is_some_and(|bound| bound <= left) {
-                kept.push(id);
-            }
-        }
-        kept
+        let tried: Vec<u32> = control.chain(bits(words).filter(is_text)).take(tried_max).collect();
+        let closes = |id: &u32| self.cheapest(parser, vocabulary, Some(*id)).is_some_and(|(tokens, _)| tokens.len() as u64 <= left);
+        tried.into_iter().filter(closes).collect()
     }
 }
 
@@ -256,97 +254,28 @@ fn bits(words: &[u32]) -> impl Iterator<Item = u32> + '_ {
     words.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(ids)
 }
 
-/// Whether the first bytes of `witness` may come next: a cheap look before [`closes`].
-fn begins(parser: &mut TokenParser, vocabulary: &Vocabulary, witness: &[u8]) -> bool {
-    let preview = witness.get(..PREVIEW_BYTES).unwrap_or(witness);
-    let tokens = vocabulary.spell(preview);
-    tokens.is_some_and(|tokens| parser.validate_tokens_raw(&tokens).is_ok_and(|valid| valid == tokens.len()))
+/// Whether `tokens` complete the output, after one more token if it is given.
+fn closes(parser: &mut TokenParser, vocabulary: &Vocabulary, next: Option<u32>, tokens: &[u32]) -> bool {
+    let path: Vec<u32> = next.into_iter().chain(tokens.iter().copied()).chain(vocabulary.eos().first().copied()).collect();
+    parser.validate_tokens_raw(&path).is_ok_and(|valid| valid == path.len())
 }
 
-/// Tokens of `witness` if it completes the output after the tokens `drawn`.
-fn closes(parser: &mut TokenParser, vocabulary: &Vocabulary, drawn: &[u32], witness: &[u8]) -> Option<u64> {
-    let rest = vocabulary.spell(witness)?;
-    let eos = vocabulary.eos().first().copied()?;
-    let path: Vec<u32> = drawn.iter().copied().chain(rest.iter().copied()).chain([eos]).collect();
-    let valid = parser.validate_tokens_raw(&path).ok()?;
-    (valid == path.len()).then_some(rest.len() as u64)
-}
-
-/// Tokens that suffice after `id`, searched for.
-fn bound_after(parser: &mut TokenParser, vocabulary: &Vocabulary, id: u32) -> Option<u64> {
-    parser.consume_token(id).ok()?;
-    let witness = find_witness(parser, vocabulary, SEARCHES.get(..3).unwrap_or_default());
-    parser.rollback(1).ok()?;
-    Some(vocabulary.spell(&witness?)?.len() as u64)
-}
-
-/// Searches for a short text that completes the output.
-fn find_witness(parser: &mut TokenParser, vocabulary: &Vocabulary, searches: &[Effort]) -> Option<Vec<u8>> {
-    searches.iter().find_map(|&Effort { bytes_max, steps, alike }| {
-        let mut search = Search { parser, vocabulary, path: Vec::new(), best: None, steps, alike };
-        search.descend(bytes_max);
-        search.best
-    })
-}
-
-impl Search<'_> {
-    /// Tries the bytes that may follow the path; the path and the parser are as before afterwards.
-    fn descend(&mut self, bytes_max: usize) {
-        if self.parser.is_accepting() {
-            if self.best.is_none() {
-                self.steps = self.steps.min(SHORTEN_STEPS);
-            }
-            self.best = Some(self.path.clone());
-            return;
+/// The fewest tokens of a text, and how many suffice for any end of it.
+fn spell(pieces: &[Piece], vocabulary: &Vocabulary) -> Option<(Vec<u32>, u64)> {
+    let (mut tokens, mut worst, mut text) = (Vec::new(), 0, Vec::new());
+    for piece in pieces.iter().map(Some).chain([None]) {
+        if let Some(Piece::Text(bytes)) = piece {
+            text.extend_from_slice(bytes);
+            continue;
         }
-        for byte in self.next_bytes() {
-            let limit = self.best.as_ref().map_or(bytes_max, |best| best.len().saturating_sub(1));
-            if self.steps == 0 || self.path.len() >= limit {
-                return;
-            }
-            self.steps -= 1;
-            let Some(id) = self.vocabulary.byte(byte) else { continue };
-            if self.parser.consume_token(id).is_err() {
-                return;
-            }
-            self.path.push(byte);
-            self.descend(bytes_max);
-            self.path.pop();
-            if self.parser.rollback(1).is_err() {
-                self.steps = 0;
-            }
+        let (spelled, most) = vocabulary.spell(&text)?;
+        text.clear();
+        tokens.extend(spelled);
+        worst += u64::from(most);
+        if let Some(Piece::Token(id)) = piece {
+            tokens.push(*id);
+            worst += 1;
         }
     }
-
-    /// Bytes that may come next, the most promising first.
-    fn next_bytes(&mut self) -> Vec<u8> {
-        let mut bytes: Vec<u8> = self.parser.parser.with_recognizer(|recognizer| {
-            recognizer.trie_started("witness");
-            let known = ORDER.iter().copied().filter(|byte| recognizer.byte_allowed(*byte)).collect::<Vec<_>>();
-            let bytes = if known.is_empty() { (0..=0xFE).filter(|byte| recognizer.byte_allowed(*byte)).collect() } else { known };
-            recognizer.trie_finished();
-            bytes
-        });
-        // Where both may follow, a bracket is text and closes nothing.
-        if bytes.contains(&b'a') {
-            // Another kind of character is more likely to get ahead in a pattern than more of the same.
-            let last = self.path.last().map(|byte| kind(*byte));
-            bytes.sort_by_key(|byte| match (*byte, last) {
-                (b'"', _) => 0,
-                (byte, _) if BRACKETS.contains(&byte) => 4,
-                (byte, Some(0..3)) if kind(byte) == 3 => 1,
-                (byte, Some(last)) if kind(byte) != last => 2,
-                (byte, _) => 2 + u8::from(kind(byte) == 3),
-            });
-        }
-        let mut seen = [0_usize; 3];
-        bytes.retain(|byte| {
-            let count = seen.get_mut(kind(*byte));
-            count.is_none_or(|count| {
-                *count += 1;
-                *count <= self.alike
-            })
-        });
-        bytes
-    }
+    Some((tokens, worst))
 }

@@ -1,13 +1,14 @@
 //! Turns constraints into parsers, within bounds of size, memory and time.
 
 use super::bounds::check_lark;
-use super::closing::Closing;
+use super::closing::{Closing, Known};
 use super::effective::ascii_classes;
 use super::lark::check_finite;
 use super::marked::{Around, MarkedMask, enforced, marked_grammar};
 use super::mask::{GrammarMask, Workers};
 use super::regex_growth::{Spelling, regex_growth};
 use super::request::{Constraint, ConstraintKind};
+use super::shape::OUTPUT_BYTES_MAX;
 use super::vocabulary::Vocabulary;
 use crate::faults::{Faults, Place};
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
@@ -171,10 +172,11 @@ impl Grammars {
         let prepared = self.prepared().map_err(refused)?;
         let mut parser = prepared.factory.create_parser(grammar).map_err(|error| refused(explain(&error, &constraint.kind)))?;
         parser.start_without_prompt();
-        let closing = Closing::start(&mut parser, &prepared.vocabulary);
+        let known = Known::new(&parser, &prepared.vocabulary).map_err(refused)?;
+        let closing = Closing::start(&mut parser, &prepared.vocabulary, Arc::new(known)).ok_or_else(|| refused(unclosed()))?;
         Ok(Compiled {
             parser,
-            closing,
+            closing: Some(closing),
             limits,
             vocabulary: Arc::clone(&prepared.vocabulary),
             workers: Arc::clone(&self.workers),
@@ -282,6 +284,13 @@ pub(super) fn strictly(schema: &Value) -> Value {
         }
         other => json!({"allOf": [other], "x-guidance": options}),
     }
+}
+
+/// What is said of a constraint of which no complete output is known.
+fn unclosed() -> String {
+    format!(
+        "has no complete output of at most {OUTPUT_BYTES_MAX} bytes that could be found, so that no limit would be enough for it; make it simpler"
+    )
 }
 
 /// The library's reason in our words, where it speaks of its own options.

@@ -46,10 +46,10 @@ fn format_pattern(format: &str) -> Option<String> {
 pub(super) fn make_effective(schema: &mut Value) -> Result<(), String> {
     let Value::Object(map) = schema else { return Ok(()) };
     if let Some(Value::String(pattern)) = map.get_mut("pattern") {
-        *pattern = ascii_classes(pattern);
+        *pattern = schema_pattern(pattern);
     }
     if let Some(Value::Object(patterns)) = map.get_mut("patternProperties") {
-        *patterns = std::mem::take(patterns).into_iter().map(|(pattern, schema)| (ascii_classes(&pattern), schema)).collect();
+        *patterns = std::mem::take(patterns).into_iter().map(|(pattern, schema)| (schema_pattern(&pattern), schema)).collect();
     }
     replace_format(map)?;
     children_mut(map).into_iter().try_for_each(|(_, child): (Place, _)| make_effective(child))
@@ -77,19 +77,43 @@ fn replace_format(map: &mut Map<String, Value>) -> Result<(), String> {
 
 /// The same pattern with `\d` and `\w` (and what they exclude) spelled out.
 pub(super) fn ascii_classes(pattern: &str) -> String {
+    spelled_out(pattern, &|class| match class {
+        'd' => Some("0-9"),
+        'w' => Some("0-9A-Za-z_"),
+        _ => None,
+    })
+}
+
+/// A pattern of a schema in the meaning of ECMA-262: of `.` and `\s` too, unless its flags say otherwise.
+fn schema_pattern(pattern: &str) -> String {
+    let flags = pattern.contains("(?");
+    spelled_out(pattern, &|class| match class {
+        'd' => Some("0-9"),
+        'w' => Some("0-9A-Za-z_"),
+        's' => Some(r"\t\n\x0B\f\r\x20\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"),
+        // The ends of lines, which `.` excludes.
+        '.' if !flags => Some(r"\n\r\u{2028}\u{2029}"),
+        _ => None,
+    })
+}
+
+/// A pattern with some classes spelled out as the insides of a class.
+fn spelled_out(pattern: &str, class: &dyn Fn(char) -> Option<&'static str>) -> String {
     let (mut out, mut in_class) = (String::with_capacity(pattern.len()), false);
     let mut chars = pattern.chars();
     while let Some(char) = chars.next() {
         match char {
             '\\' => match chars.next() {
-                Some('d') => out.push_str(if in_class { "0-9" } else { "[0-9]" }),
-                Some('w') => out.push_str(if in_class { "0-9A-Za-z_" } else { "[0-9A-Za-z_]" }),
-                Some('D') => out.push_str("[^0-9]"),
-                Some('W') => out.push_str("[^0-9A-Za-z_]"),
                 Some('/') => out.push('/'),
-                Some(other) => out.extend(['\\', other]),
+                Some(other) => match (class(other.to_ascii_lowercase()).filter(|_| other.is_ascii_alphabetic()), in_class) {
+                    (Some(inside), true) if other.is_lowercase() => out.push_str(inside),
+                    (Some(inside), false) if other.is_lowercase() => out.extend(["[", inside, "]"]),
+                    (Some(inside), _) => out.extend(["[^", inside, "]"]),
+                    (None, _) => out.extend(['\\', other]),
+                },
                 None => out.push('\\'),
             },
+            '.' if !in_class && class('.').is_some() => out.extend(["[^", class('.').unwrap_or_default(), "]"]),
             '[' => {
                 // A class holds other classes only where they were spelled out here.
                 out.push_str(if in_class { r"\[" } else { "[" });
@@ -112,6 +136,15 @@ mod tests {
     #[test]
     fn classes_are_spelled_out() {
         assert_eq!(ascii_classes(r"^\d+[\w-]\\d[[]$"), r"^[0-9]+[0-9A-Za-z_-]\\d[\[]$");
+    }
+
+    #[test]
+    fn patterns_of_schemas_mean_what_they_mean_to_validators() {
+        assert_eq!(
+            schema_pattern(r"^.[.\s]\.$"),
+            r"^[^\n\r\u{2028}\u{2029}][.\t\n\x0B\f\r\x20\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}]\.$"
+        );
+        assert_eq!(schema_pattern(r"(?s).\D"), r"(?s).[^0-9]");
     }
 
     #[test]

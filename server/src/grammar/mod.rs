@@ -20,10 +20,13 @@ mod compile;
 mod effective;
 mod growth;
 mod lark;
+mod lexemes;
 mod marked;
 mod mask;
 mod regex_growth;
 mod request;
+mod shape;
+mod track;
 mod vocabulary;
 
 pub(crate) use bounds::is_annotation;

@@ -1,6 +1,6 @@
 //! The tokenizer's vocabulary in the form that the grammar library walks.
 
-use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv, TrieNode};
 use oxide_text::Tokenizer;
 use std::sync::Arc;
 
@@ -74,6 +74,21 @@ impl Vocabulary {
         &self.eos
     }
 
+    /// Ids that are known.
+    pub(super) fn count(&self) -> u32 {
+        self.trie.vocab_size() as u32
+    }
+
+    /// Where the tree of tokens begins.
+    pub(super) fn root(&self) -> &TrieNode {
+        self.trie.root()
+    }
+
+    /// The tree of the tokens that go on with a byte.
+    pub(super) fn child<'a>(&'a self, node: &'a TrieNode, byte: u8) -> Option<&'a TrieNode> {
+        self.trie.child_at_byte(node, byte)
+    }
+
     /// The token of a single byte.
     pub(super) fn byte(&self, byte: u8) -> Option<TokenId> {
         self.bytes[usize::from(byte)]
@@ -112,16 +127,28 @@ impl Vocabulary {
         self.classes.iter().rev().find(|class| class.structure_max <= structure)
     }
 
-    /// The fewest tokens that spell `bytes`; `None` if a byte has no token.
-    pub(super) fn spell(&self, bytes: &[u8]) -> Option<Vec<TokenId>> {
-        // best[i]: fewest tokens of bytes[i..], and the token that begins it.
+    /// The fewest tokens that spell `bytes`, and how many any end of `bytes` takes at most; `None` if a byte has
+    /// no token.
+    pub(super) fn spell(&self, bytes: &[u8]) -> Option<(Vec<TokenId>, u32)> {
+        let best = self.best(bytes);
+        let worst = best.iter().flatten().map(|(count, _)| *count).max();
+        Some((self.walk(&best)?, worst.unwrap_or(0)))
+    }
+
+    /// The fewest tokens of each end of `bytes`.
+    pub(super) fn counts(&self, bytes: &[u8]) -> Vec<Option<u32>> {
+        self.best(bytes).iter().map(|best| best.map(|(count, _)| count)).collect()
+    }
+
+    /// Of each end of `bytes` the fewest tokens, and the one that begins it.
+    fn best(&self, bytes: &[u8]) -> Vec<Option<(u32, TokenId)>> {
         let mut best: Vec<Option<(u32, TokenId)>> = vec![None; bytes.len() + 1];
         if let Some(end) = best.last_mut() {
             *end = Some((0, INVALID_TOKEN));
         }
         for start in (0..bytes.len()).rev() {
             let mut node = self.trie.root();
-            for (offset, &byte) in bytes.get(start..)?.iter().enumerate() {
+            for (offset, &byte) in bytes.iter().skip(start).enumerate() {
                 let Some(child) = self.trie.child_at_byte(node, byte) else { break };
                 node = child;
                 let rest = best.get(start + offset + 1).copied().flatten();
@@ -132,7 +159,7 @@ impl Vocabulary {
                 }
             }
         }
-        self.walk(&best)
+        best
     }
 
     fn walk(&self, best: &[Option<(u32, TokenId)>]) -> Option<Vec<TokenId>> {

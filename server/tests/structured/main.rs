@@ -5,6 +5,7 @@
 mod client;
 
 mod auto_calls;
+mod budgets;
 mod closing;
 mod conformance;
 mod sampler;

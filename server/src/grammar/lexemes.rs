@@ -1,0 +1,255 @@
+//! Shortest texts that complete a lexeme, found on the automaton of the lexer.
+//!
+//! The automaton is built as far as it is walked. A search goes by bytes in breadth, so that the first end it
+//! meets is a nearest one; among the texts of that length it met, one of the fewest tokens is taken.
+
+use super::vocabulary::Vocabulary;
+use llguidance::HashMap;
+use llguidance::derivre::{NextByte, StateID};
+use llguidance::earley::ParserRecognizer;
+use llguidance::earley::lexerspec::LexemeIdx;
+use llguidance::toktrie::TrieNode;
+
+/// Most states of the automaton that a search visits.
+const STATES_MAX: usize = 40_000;
+/// Texts that are kept.
+const KEPT_MAX: usize = 20_000;
+
+/// A text and its fewest tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Text {
+    /// What is written.
+    pub(super) bytes: Vec<u8>,
+    /// Tokens that spell it.
+    pub(super) tokens: u32,
+}
+
+/// The state after a byte.
+pub(super) fn step(lexer: &mut ParserRecognizer<'_>, state: StateID, byte: u8) -> StateID {
+    lexer.lexer_mut().transition_start_state(state, Some(byte), &None)
+}
+
+/// Whether a lexeme may end in a state.
+pub(super) fn accepts(lexer: &mut ParserRecognizer<'_>, state: StateID) -> bool {
+    !lexer.lexer_mut().try_lexeme_end(state).is_error()
+}
+
+/// Lexemes that are under way in a state.
+pub(super) fn possible(lexer: &ParserRecognizer<'_>, state: StateID) -> Vec<LexemeIdx> {
+    lexer.lexer().possible_lexemes(state).iter().collect()
+}
+
+/// The state with one lexeme alone under way.
+pub(super) fn alone(lexer: &mut ParserRecognizer<'_>, state: StateID, lexeme: LexemeIdx) -> StateID {
+    let mut only = lexer.lexer().lexer_spec().alloc_lexeme_set();
+    only.add(lexeme);
+    lexer.lexer_mut().limit_state_to(state, &only)
+}
+
+/// The state before any byte of some lexemes.
+pub(super) fn start(lexer: &mut ParserRecognizer<'_>, lexemes: impl Iterator<Item = LexemeIdx>) -> StateID {
+    let mut set = lexer.lexer().lexer_spec().alloc_lexeme_set();
+    lexemes.for_each(|lexeme| set.add(lexeme));
+    lexer.lexer_mut().start_state(&set)
+}
+
+/// Shortest texts that were found, by state.
+pub(super) struct Texts {
+    kept: HashMap<StateID, Option<Text>>,
+    /// Most places at which tokens are tried, for one text.
+    spell_steps: u32,
+}
+
+impl Texts {
+    /// Tries so many places for the fewest tokens of a text.
+    pub(super) fn new(spell_steps: u32) -> Self {
+        Self { kept: HashMap::default(), spell_steps }
+    }
+
+    /// A shortest text after which the lexeme may end; `None` if none was found.
+    pub(super) fn shortest(&mut self, lexer: &mut ParserRecognizer<'_>, vocabulary: &Vocabulary, from: StateID) -> Option<Text> {
+        if from.is_dead() {
+            return None;
+        }
+        if let Some(known) = self.kept.get(&from) {
+            return known.clone();
+        }
+        if self.kept.len() > KEPT_MAX {
+            self.kept.clear();
+        }
+        let found = self.search(lexer, vocabulary, from);
+        self.kept.insert(from, found.clone());
+        found
+    }
+
+    fn search(&mut self, lexer: &mut ParserRecognizer<'_>, vocabulary: &Vocabulary, from: StateID) -> Option<Text> {
+        let mut met = Layers { layer: HashMap::default(), before: HashMap::default(), edges: HashMap::default() };
+        let end = met.search(lexer, from)?;
+        let (path, states) = met.path(from, end);
+        // Its ends are shortest texts too, from where they begin.
+        let counts = vocabulary.counts(&path);
+        for (index, state) in states.iter().enumerate().skip(1) {
+            let bytes = path.get(index..).unwrap_or_default().to_vec();
+            if let Some(&Some(tokens)) = counts.get(index) {
+                self.kept.entry(*state).or_insert(Some(Text { bytes, tokens }));
+            }
+        }
+        let fewest = met.fewest(vocabulary, from, end, self.spell_steps);
+        fewest.or_else(|| Some(Text { tokens: (*counts.first()?)?, bytes: path }))
+    }
+}
+
+/// What a search in breadth met.
+struct Layers {
+    /// Bytes to each state.
+    layer: HashMap<StateID, u32>,
+    before: HashMap<StateID, (StateID, u8)>,
+    /// Steps from each state to the layer after its own.
+    edges: HashMap<StateID, Vec<(u8, StateID)>>,
+}
+
+impl Layers {
+    /// The first end met.
+    fn search(&mut self, lexer: &mut ParserRecognizer<'_>, from: StateID) -> Option<StateID> {
+        self.layer.insert(from, 0);
+        if accepts(lexer, from) {
+            return Some(from);
+        }
+        let mut open = vec![from];
+        for depth in 1.. {
+            let mut next_open = Vec::new();
+            for state in open {
+                let forced = match lexer.lexer_mut().next_byte(state) {
+                    NextByte::ForcedByte(byte) => Some(byte),
+                    _ => None,
+                };
+                let order = if forced.is_some() { &[] } else { &ORDER[..] };
+                for byte in forced.into_iter().chain(order.iter().copied()) {
+                    let next = step(lexer, state, byte);
+                    if next.is_dead() {
+                        continue;
+                    }
+                    let layer = *self.layer.entry(next).or_insert_with(|| {
+                        self.before.insert(next, (state, byte));
+                        next_open.push(next);
+                        depth
+                    });
+                    if layer == depth {
+                        self.edges.entry(state).or_default().push((byte, next));
+                    }
+                    if accepts(lexer, next) {
+                        return Some(next);
+                    }
+                }
+            }
+            if next_open.is_empty() || self.layer.len() > STATES_MAX {
+                return None;
+            }
+            open = next_open;
+        }
+        None
+    }
+
+    /// Bytes of a way, and the state before each.
+    fn path(&self, from: StateID, end: StateID) -> (Vec<u8>, Vec<StateID>) {
+        let (mut bytes, mut states, mut at) = (Vec::new(), Vec::new(), end);
+        while at != from {
+            let Some((before, byte)) = self.before.get(&at) else { break };
+            bytes.push(*byte);
+            states.push(*before);
+            at = *before;
+        }
+        bytes.reverse();
+        states.reverse();
+        (bytes, states)
+    }
+
+    /// The text of fewest tokens among the shortest that were met; `None` if there are too many to try.
+    fn fewest(&self, vocabulary: &Vocabulary, from: StateID, end: StateID, mut steps: u32) -> Option<Text> {
+        let mut states: Vec<(u32, StateID)> = self.layer.iter().map(|(state, layer)| (*layer, *state)).collect();
+        states.sort_unstable_by_key(|(layer, state)| (std::cmp::Reverse(*layer), state.as_u32()));
+        // Of each state from which the end is met: fewest tokens, and the first of them with where it leads.
+        let mut best: HashMap<StateID, (u32, Vec<u8>, StateID)> = HashMap::default();
+        best.insert(end, (0, Vec::new(), end));
+        let mut leads: HashMap<StateID, Vec<(u8, StateID)>> = HashMap::default();
+        for (_, state) in states {
+            let Some(edges) = self.edges.get(&state).filter(|_| state != end) else { continue };
+            let edges: Vec<(u8, StateID)> = edges.iter().copied().filter(|(_, next)| *next == end || leads.contains_key(next)).collect();
+            if edges.is_empty() {
+                continue;
+            }
+            leads.insert(state, edges);
+            let mut walk = Walk { vocabulary, leads: &leads, best: &best, bytes: Vec::new(), found: None, steps };
+            walk.from(vocabulary.root(), state);
+            steps = walk.steps;
+            if steps == 0 {
+                return None;
+            }
+            if let Some(found) = walk.found {
+                best.insert(state, found);
+            }
+        }
+        let (mut bytes, mut at) = (Vec::new(), from);
+        let tokens = best.get(&from)?.0;
+        while at != end {
+            let (_, token, next) = best.get(&at)?;
+            bytes.extend_from_slice(token);
+            at = *next;
+        }
+        Some(Text { bytes, tokens })
+    }
+}
+
+/// Tokens that can be written from a state on shortest ways.
+struct Walk<'a> {
+    vocabulary: &'a Vocabulary,
+    leads: &'a HashMap<StateID, Vec<(u8, StateID)>>,
+    best: &'a HashMap<StateID, (u32, Vec<u8>, StateID)>,
+    bytes: Vec<u8>,
+    found: Option<(u32, Vec<u8>, StateID)>,
+    steps: u32,
+}
+
+impl Walk<'_> {
+    /// Follows the tree of tokens; as deep as the longest token.
+    fn from(&mut self, node: &TrieNode, state: StateID) {
+        for (byte, next) in self.leads.get(&state).into_iter().flatten() {
+            self.steps = self.steps.saturating_sub(1);
+            let Some(child) = self.vocabulary.child(node, *byte).filter(|_| self.steps > 0) else { continue };
+            self.bytes.push(*byte);
+            if child.token_id().is_some()
+                && let Some((tokens, ..)) = self.best.get(next)
+                && self.found.as_ref().is_none_or(|(known, ..)| tokens + 1 < *known)
+            {
+                self.found = Some((tokens + 1, self.bytes.clone(), *next));
+            }
+            self.from(child, *next);
+            self.bytes.pop();
+        }
+    }
+}
+
+/// Bytes in the order in which they are tried: what ends a string, then what is plain.
+const ORDER: [u8; 255] = order();
+
+const fn order() -> [u8; 255] {
+    const FIRST: &[u8] = b"\"}],:0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-. ";
+    let (mut order, mut count, mut byte) = ([0; 255], 0, 0);
+    while count < FIRST.len() {
+        order[count] = FIRST[count];
+        count += 1;
+    }
+    while byte < 0xFF {
+        let (mut known, mut index) = (false, 0);
+        while index < FIRST.len() {
+            known |= FIRST[index] == byte;
+            index += 1;
+        }
+        if !known {
+            order[count] = byte;
+            count += 1;
+        }
+        byte += 1;
+    }
+    order
+}

@@ -1,0 +1,141 @@
+//! Outputs close whatever the regular expression and the budget: the shortest output that is told is one that
+//! fits, no smaller limit would do for what is usual, and nothing is cut from there on.
+
+use crate::sampler::{Outcome, Taste, compile, draw};
+use oxide_run::grammar::ConstraintKind;
+use serde_json::{Value, json};
+
+/// Regular expressions that a text matches as a whole.
+const WHOLE: [&str; 34] = [
+    ".*foo",
+    "[a-z]*foo",
+    "a.*b",
+    ".+foo.+bar",
+    "(?i)abc",
+    "(?i).*straße",
+    r"\d{3}",
+    r"\w+@\w+\.(com|org)",
+    "(a|b)*abb",
+    "(foo|bar|.*baz)",
+    "x{3,}y{2,5}z?",
+    "[^a]*a[^b]*b[^c]*c",
+    "(ab|c[0-9]{30})+",
+    "(a{7}|b{5})*c",
+    r"[\s\S]{0,40}end",
+    "(?s).*\nfoo",
+    r"[^\s]{1,8}",
+    "é+日?",
+    "[à-ÿ]{2,4}",
+    "[一-龠]{1,3}です",
+    r"\p{Greek}+",
+    r"\p{Lu}\p{Ll}{2,}",
+    ".{10}",
+    ".{3}😀.{3}",
+    "(0|[1-9][0-9]*)([.][0-9]+)?",
+    "#[0-9a-fA-F]{6}",
+    "[01]+(,[01]+)*;",
+    "(GET|POST) /[a-z/]{0,30} HTTP/1[.][01]",
+    "([a-z]+ ){5}[a-z]+[.]",
+    ".*(foo.*bar|bar.*foo).*",
+    "q?w?e?r?t?y?!",
+    "((a|b)c){4}",
+    "(yes|no|maybe|international relations)",
+    "-?[0-9]{1,18}",
+];
+
+/// Patterns of a schema, which are found anywhere in a string unless they are anchored.
+const FOUND: [&str; 26] = [
+    "b",
+    "ab+c",
+    "(?i)abc",
+    r"\d{3}$",
+    "^foo",
+    "foo$",
+    "^a.*b$",
+    "a.*b",
+    "(foo|bar)$",
+    "[A-Z]{2}-[0-9]{4}",
+    "^[^\"]*\"[^\"]*$",
+    r"\\",
+    "\t",
+    "日本",
+    "[α-ω]{3}$",
+    "😀",
+    r"^\p{Lu}",
+    r"^(\w+\s)+\w+\.$",
+    "x.{5}y",
+    "^.{12}$",
+    "^(a{7}|b{5})*c$",
+    "[0-9]+(\\.[0-9]+)?$",
+    "^(?:(?:25[0-5]|1[0-9]{2}|[1-9]?[0-9])\\.){3}[0-9]{1,3}$",
+    "[/]$",
+    "^$|^never$",
+    ".",
+];
+
+/// Further parts of a string's schema beside a pattern.
+fn bounded() -> Vec<Value> {
+    vec![
+        json!({"type": "string", "pattern": "^(aaa)*$", "minLength": 4}),
+        json!({"type": "string", "pattern": "^(aaa)*$", "minLength": 4, "maxLength": 6}),
+        json!({"type": "string", "pattern": "b", "minLength": 8, "maxLength": 9}),
+        json!({"type": "string", "pattern": "^(a{7}|b{5})*$", "minLength": 23, "maxLength": 40}),
+        json!({"type": "string", "pattern": "[0-9]$", "maxLength": 3}),
+        json!({"allOf": [{"type": "string", "pattern": "foo"}, {"type": "string", "pattern": "bar"}]}),
+        json!({"type": "string", "format": "date", "pattern": "^29"}),
+        json!({"type": "object", "patternProperties": {"foo": {"type": "integer"}}, "properties": {"xfoo": {"const": 1}}, "required": ["xfoo"], "additionalProperties": false}),
+        json!({"type": "object", "patternProperties": {"a.*b": {"pattern": "c$"}}, "additionalProperties": false, "minProperties": 1}),
+        json!({"type": "array", "items": {"type": "string", "pattern": "foo"}, "minItems": 3}),
+        json!({"type": "integer", "multipleOf": 997, "minimum": 10000, "maximum": 99_999_999}),
+    ]
+}
+
+fn matches(schema: &Value, text: &str) -> bool {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
+    jsonschema::options().should_validate_formats(true).build(schema).expect("a valid schema").is_valid(&value)
+}
+
+/// Whether a text matches as a whole; the syntax is that of Rust, which no validator of schemas has.
+fn whole(pattern: &str, text: &str) -> bool {
+    llguidance::derivre::Regex::new(pattern).expect(pattern).is_match(text)
+}
+
+/// What is wrong with outputs of several budgets.
+fn faults(name: &str, kind: ConstraintKind, valid: impl Fn(&str) -> bool) -> Vec<String> {
+    let compiled = match compile(kind) {
+        Ok(compiled) => compiled,
+        Err(error) => return vec![format!("{name}: {error}")],
+    };
+    let Some(shortest) = compiled.shortest().and_then(|shortest| u32::try_from(shortest).ok()) else {
+        return vec![format!("{name}: no shortest output is known")];
+    };
+    let mut found = Vec::new();
+    for seed in 0..6 {
+        for more in [0, 1, 3, 10, 40] {
+            let taste = [Taste::Even, Taste::Long, Taste::Endless][(seed % 3) as usize];
+            match draw(&compiled, shortest + more, seed * 100 + u64::from(more), taste) {
+                Outcome::Complete(text) if valid(&text) => {}
+                Outcome::Complete(text) => found.push(format!("{name} ({taste:?}): {text:?} does not match")),
+                Outcome::Cut(text) => found.push(format!("{name} ({taste:?}): not closed within {shortest} + {more}: {text:?}")),
+            }
+        }
+    }
+    found
+}
+
+fn expect_none(found: &[String]) {
+    assert!(found.is_empty(), "{} faults:\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn texts_of_any_regular_expression_close_within_any_budget_that_is_taken() {
+    let each = |pattern: &&str| faults(pattern, ConstraintKind::Regex((*pattern).to_owned()), |text| whole(pattern, text));
+    expect_none(&WHOLE.iter().flat_map(each).collect::<Vec<_>>());
+}
+
+#[test]
+fn strings_of_any_pattern_close_within_any_budget_that_is_taken() {
+    let schemas = FOUND.iter().map(|pattern| json!({"type": "string", "pattern": pattern})).chain(bounded());
+    let each = |schema: Value| faults(&schema.to_string(), ConstraintKind::Schema(schema.clone()), |text| matches(&schema, text));
+    expect_none(&schemas.flat_map(each).collect::<Vec<_>>());
+}
