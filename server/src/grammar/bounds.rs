@@ -263,7 +263,7 @@ fn check_reference(root: &Value, map: &Map<String, Value>) -> Result<(), String>
 /// Checks the values that a schema names: some, each other's, and none that would be rounded.
 fn check_values(map: &Map<String, Value>) -> Result<(), String> {
     for keyword in ["const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"] {
-        if let Some(number) = map.get(keyword).and_then(inexact) {
+        if let Some(number) = map.get(keyword).and_then(inexact).filter(|_| !is_wide(map, keyword)) {
             return Err(format!("has `{keyword}` with the number {number}, whose magnitude is above 2^53, which is not supported"));
         }
     }
@@ -275,6 +275,23 @@ fn check_values(map: &Map<String, Value>) -> Result<(), String> {
         Some(only) if !values.iter().any(|value| same(value, only)) => Err("has a `const` that is none of its `enum`".to_owned()),
         _ => Ok(()),
     }
+}
+
+/// Whether a bound of whole numbers lies beyond all that are told apart, and so excludes none of them.
+pub(super) fn is_wide(map: &Map<String, Value>, keyword: &str) -> bool {
+    let whole = match map.get("type") {
+        Some(Value::String(name)) => name == "integer",
+        Some(Value::Array(names)) => names.iter().any(|name| name == "integer") && names.iter().all(|name| name != "number"),
+        _ => false,
+    };
+    let Some(bound) = map.get(keyword).filter(|bound| bound.is_number() && inexact(bound).is_some()) else { return false };
+    let negative = bound.as_f64().is_some_and(|bound| bound < 0.0);
+    whole
+        && match keyword {
+            "minimum" | "exclusiveMinimum" => negative,
+            "maximum" | "exclusiveMaximum" => !negative,
+            _ => false,
+        }
 }
 
 /// A number in a value, at any depth, that is too large to be told from its neighbours.
@@ -443,8 +460,13 @@ mod tests {
             (json!({"properties": {"a": {"type": "string", "nullable": true}}}), "`nullable`"),
             (json!({"const": 9_007_199_254_740_993_u64}), "`const` with the number 9007199254740993"),
             (json!({"enum": [1, [{"a": u64::MAX}]]}), "`enum` with the number 18446744073709551615"),
-            (json!({"type": "integer", "minimum": i64::MIN}), "`minimum`"),
-            (json!({"type": "integer", "maximum": 1e20}), "`maximum`"),
+            (json!({"type": "number", "minimum": i64::MIN}), "`minimum`"),
+            (json!({"minimum": i64::MIN}), "`minimum`"),
+            (json!({"type": ["integer", "number"], "maximum": 1e20}), "`maximum`"),
+            (json!({"type": "integer", "minimum": i64::MAX}), "`minimum`"),
+            (json!({"type": "integer", "maximum": -1e20}), "`maximum`"),
+            (json!({"type": "integer", "multipleOf": u64::MAX}), "`multipleOf`"),
+            (json!({"type": "integer", "const": i64::MIN}), "`const`"),
             (json!({"exclusiveMinimum": 9_007_199_254_740_993_u64}), "`exclusiveMinimum`"),
             (json!({"exclusiveMaximum": -1e16}), "`exclusiveMaximum`"),
             (json!({"multipleOf": 1e17}), "`multipleOf`"),

@@ -16,7 +16,7 @@
 //! the bound that is carried along is too loose to allow what ordinary tokens have. Everything counts work, never time, so that
 //! equal requests get equal masks.
 
-use super::compile::Limits;
+use super::compile::{Committed, Limits};
 use super::shape::{Piece, Shape};
 use super::track::Tracker;
 use super::vocabulary::Vocabulary;
@@ -27,8 +27,8 @@ use std::sync::Arc;
 const TRIED_MAX: usize = 96;
 /// Tokens of known endings that are read for them.
 const TRIED_TOKENS_MAX: usize = 4_096;
-/// Bytes of structure that few tokens exceed: `"},{"` has four.
-const ORDINARY_STRUCTURE: u32 = 4;
+/// Counted bytes that few tokens exceed: `"},{"` has four of structure.
+const ORDINARY_COUNT: u32 = 4;
 /// Bytes that a token may add beside its commitments: the rest of an escape or a character.
 const ESCAPE_BYTES: u64 = 8;
 
@@ -49,6 +49,16 @@ impl Known {
         Ok(Self { shape, parser })
     }
 
+    /// What a token can add to what is needed, as far as the automata of the lexemes tell; `None` if they are too
+    /// large.
+    pub(super) fn committed(&self, by: Committed) -> Option<u64> {
+        match by {
+            Committed::Schema(committed) => Some(committed),
+            Committed::SchemaAndAutomata(committed) => Some(committed.max(self.shape.inside_lexemes(&self.parser)?)),
+            Committed::Grammar => Some(self.shape.inside_lexemes(&self.parser)?.saturating_add(self.shape.begun_at_once())),
+        }
+    }
+
     fn tracker(&self) -> Option<Tracker> {
         Tracker::new(self.parser.deep_clone(), &self.shape)
     }
@@ -59,10 +69,11 @@ impl Known {
 pub(super) struct Closing {
     /// Tokens that suffice, as far as is known.
     bound: u64,
-    /// Tokens that suffice for any end of the text of `tokens`.
-    worst: u64,
-    /// Tokens that complete the output, from where `bound` was exact on, the last one first.
-    tokens: Vec<u32>,
+    /// Tokens that complete the output, from where `bound` was exact on, the last one first; with each, how many
+    /// suffice for any end of the text from it on.
+    tokens: Vec<(u32, u64)>,
+    /// Tokens that may be needed beyond that, where it is open which of several beginnings the output has.
+    open: u64,
     /// Whether they complete the output from here.
     current: bool,
     /// Tokens of the output.
@@ -109,7 +120,7 @@ impl Closing {
     /// Of an output that has not begun: `None` if no text is known that it could be.
     pub(super) fn start(parser: &mut TokenParser, vocabulary: &Vocabulary, known: Arc<Known>) -> Option<Self> {
         let (tokens, drawn, reader) = (Vec::new(), Vec::new(), Reader::default());
-        let mut closing = Self { bound: u64::MAX, worst: u64::MAX, tokens, current: false, drawn, reader, known };
+        let mut closing = Self { bound: u64::MAX, tokens, open: 0, current: false, drawn, reader, known };
         closing.refresh(parser, vocabulary);
         closing.current.then_some(closing)
     }
@@ -122,28 +133,37 @@ impl Closing {
     /// Follows a token that was drawn.
     pub(super) fn advance(&mut self, id: u32, vocabulary: &Vocabulary, limits: &Limits) {
         self.drawn.push(id);
-        if self.current && self.tokens.last() == Some(&id) {
+        if self.current && self.tokens.last().is_some_and(|(next, _)| *next == id) {
             self.tokens.pop();
             self.bound = self.tokens.len() as u64;
             return;
         }
-        let bound = if self.current { self.worst.max(self.bound) } else { self.bound };
+        let bound = self.reach();
         self.current = false;
-        self.bound = limits.cap(bound.saturating_add(growth(limits, vocabulary.structure(id))));
+        self.bound = limits.cap(bound.saturating_add(growth(limits, vocabulary.counted(id, limits.counted))));
+    }
+
+    /// Tokens that suffice from here on wherever the output turns, but for what it begins.
+    fn reach(&self) -> u64 {
+        match self.tokens.last() {
+            Some((_, worst)) if self.current => worst.saturating_add(self.open),
+            _ => self.bound,
+        }
     }
 
     /// Takes tokens out of a mask after which the output might not close with `left` tokens.
     pub(super) fn restrict(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, limits: &Limits, left: u64, words: &mut [u32]) {
-        let fits = |bound: u64| limits.cap(bound.saturating_add(growth(limits, vocabulary.structure_max()))) <= left;
-        if fits(self.bound) || (!self.current && self.restrict_loosely(vocabulary, limits, left, words)) {
+        let most = growth(limits, vocabulary.counted_max(limits.counted));
+        let fits = |bound: u64| limits.cap(bound.saturating_add(most)) <= left;
+        if fits(self.reach()) || (!self.current && self.restrict_loosely(vocabulary, limits, left, words)) {
             return;
         }
         self.refresh(parser, vocabulary);
-        if fits(self.bound) || !self.current {
+        if fits(self.reach()) || !self.current {
             return;
         }
-        let first = self.tokens.last().copied();
-        match self.structure_allowed(limits, left).map(|structure| vocabulary.class(structure)) {
+        let first = self.tokens.last().map(|(id, _)| *id);
+        match self.counted_allowed(limits, left).map(|count| vocabulary.class(count, limits.counted)) {
             Some(None) => {}
             Some(Some(class)) => {
                 keep(words, &class.words);
@@ -162,8 +182,8 @@ impl Closing {
     /// Takes out the tokens with more structure than the bound as it is carried along allows, if that leaves the
     /// ordinary ones: what is drawn then keeps the output within reach of its end, with whatever witness.
     fn restrict_loosely(&self, vocabulary: &Vocabulary, limits: &Limits, left: u64, words: &mut [u32]) -> bool {
-        let class = self.structure_allowed(limits, left).and_then(|structure| vocabulary.class(structure));
-        let Some(class) = class.filter(|class| class.structure_max >= ORDINARY_STRUCTURE) else { return false };
+        let class = self.counted_allowed(limits, left).and_then(|count| vocabulary.class(count, limits.counted));
+        let Some(class) = class.filter(|class| class.most >= ORDINARY_COUNT) else { return false };
         if !words.iter().zip(&class.words).any(|(word, allowed)| word & allowed != 0) {
             return false;
         }
@@ -171,9 +191,9 @@ impl Closing {
         true
     }
 
-    /// Bytes of structure that a token may have so that what it adds is within the slack.
-    fn structure_allowed(&self, limits: &Limits, left: u64) -> Option<u32> {
-        let slack = left.checked_sub(self.bound)?.checked_sub(ESCAPE_BYTES)?;
+    /// Counted bytes that a token may have so that what it adds is within the slack.
+    fn counted_allowed(&self, limits: &Limits, left: u64) -> Option<u32> {
+        let slack = left.checked_sub(self.reach())?.checked_sub(ESCAPE_BYTES)?;
         let commitments = slack / limits.committed.max(1);
         u32::try_from(commitments.checked_sub(1)?).ok()
     }
@@ -184,23 +204,26 @@ impl Closing {
             return;
         }
         let found = if parser.is_accepting() { Some((Vec::new(), 0)) } else { self.cheapest(parser, vocabulary, None) };
-        if let Some((mut tokens, worst)) = found {
-            tokens.reverse();
-            (self.bound, self.worst, self.tokens, self.current) = (tokens.len() as u64, worst, tokens, true);
-        }
+        let Some((mut tokens, least)) = found else { return };
+        tokens.reverse();
+        let tracker = self.reader.at_end(&self.known, vocabulary, &self.drawn);
+        let most = tracker.map_or(0, |tracker| tracker.dearest(&self.known.shape, vocabulary));
+        (self.bound, self.open) = (tokens.len() as u64, most.saturating_sub(least));
+        (self.tokens, self.current) = (tokens, true);
     }
 
-    /// The tokens of a cheapest way to complete the output, after one more token if it is given, and how many
-    /// suffice for any end of them.
-    fn cheapest(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, next: Option<u32>) -> Option<(Vec<u32>, u64)> {
+    /// The tokens of a cheapest way to complete the output, after one more token if it is given, with each how
+    /// many suffice for any end of the text from it on; and the tokens of its lexemes one by one.
+    fn cheapest(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, next: Option<u32>) -> Option<(Vec<(u32, u64)>, u64)> {
         let shape = &self.known.shape;
         let tracker = self.reader.at_end(&self.known, vocabulary, &self.drawn)?;
         let mark = tracker.mark();
         let followed = next.is_none_or(|id| tracker.token(shape, vocabulary, id).is_some());
         let rest = if followed { tracker.rest(shape, vocabulary) } else { None };
         tracker.go_back(mark);
-        let (tokens, worst) = spell(&rest?, vocabulary)?;
-        closes(parser, vocabulary, next, &tokens).then_some((tokens, worst))
+        let (cost, pieces) = rest?;
+        let tokens = spell(&pieces, vocabulary)?;
+        closes(parser, vocabulary, next, &tokens).then_some((tokens, cost.tokens()))
     }
 
     /// Tokens of the mask after which a text is known that closes the output with `left` tokens.
@@ -215,9 +238,9 @@ impl Closing {
     }
 }
 
-/// Tokens that one with so many bytes of structure can add to what is needed.
-fn growth(limits: &Limits, structure: u32) -> u64 {
-    limits.committed.saturating_mul(u64::from(structure) + 1).saturating_add(ESCAPE_BYTES)
+/// Tokens that one with so many counted bytes can add to what is needed.
+fn growth(limits: &Limits, count: u32) -> u64 {
+    limits.committed.saturating_mul(u64::from(count) + 1).saturating_add(ESCAPE_BYTES)
 }
 
 fn allow(words: &mut [u32], id: Option<u32>) {
@@ -255,27 +278,31 @@ fn bits(words: &[u32]) -> impl Iterator<Item = u32> + '_ {
 }
 
 /// Whether `tokens` complete the output, after one more token if it is given.
-fn closes(parser: &mut TokenParser, vocabulary: &Vocabulary, next: Option<u32>, tokens: &[u32]) -> bool {
-    let path: Vec<u32> = next.into_iter().chain(tokens.iter().copied()).chain(vocabulary.eos().first().copied()).collect();
+fn closes(parser: &mut TokenParser, vocabulary: &Vocabulary, next: Option<u32>, tokens: &[(u32, u64)]) -> bool {
+    let ids = tokens.iter().map(|(id, _)| *id);
+    let path: Vec<u32> = next.into_iter().chain(ids).chain(vocabulary.eos().first().copied()).collect();
     parser.validate_tokens_raw(&path).is_ok_and(|valid| valid == path.len())
 }
 
-/// The fewest tokens of a text, and how many suffice for any end of it.
-fn spell(pieces: &[Piece], vocabulary: &Vocabulary) -> Option<(Vec<u32>, u64)> {
-    let (mut tokens, mut worst, mut text) = (Vec::new(), 0, Vec::new());
-    for piece in pieces.iter().map(Some).chain([None]) {
+/// The fewest tokens of a text; with each, how many suffice for any end of the text from it on.
+fn spell(pieces: &[Piece], vocabulary: &Vocabulary) -> Option<Vec<(u32, u64)>> {
+    let (mut tokens, mut after, mut text) = (Vec::new(), 0, Vec::new());
+    // From the last piece to the first, each run of text as a whole.
+    for piece in pieces.iter().rev().map(Some).chain([None]) {
         if let Some(Piece::Text(bytes)) = piece {
-            text.extend_from_slice(bytes);
+            text.extend(bytes.iter().rev());
             continue;
         }
-        let (spelled, most) = vocabulary.spell(&text)?;
+        text.reverse();
+        let spelled = vocabulary.spell(&text)?;
         text.clear();
-        tokens.extend(spelled);
-        worst += u64::from(most);
+        tokens.extend(spelled.iter().rev().map(|(id, worst)| (*id, u64::from(*worst) + after)));
+        after += spelled.first().map_or(0, |(_, worst)| u64::from(*worst));
         if let Some(Piece::Token(id)) = piece {
-            tokens.push(*id);
-            worst += 1;
+            after += 1;
+            tokens.push((*id, after));
         }
     }
-    Some((tokens, worst))
+    tokens.reverse();
+    Some(tokens)
 }

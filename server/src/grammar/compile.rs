@@ -9,7 +9,7 @@ use super::mask::{GrammarMask, Workers};
 use super::regex_growth::{Spelling, regex_growth};
 use super::request::{Constraint, ConstraintKind};
 use super::shape::OUTPUT_BYTES_MAX;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::{Counted, Vocabulary};
 use crate::faults::{Faults, Place};
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -31,8 +31,9 @@ const COMPILE_STACK_BYTES: usize = 64 << 20;
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,8}";
 /// Compilations at one time.
 const COMPILE_THREADS_MAX: usize = 4;
-/// Largest growth of a token in a Lark grammar, which is not analysed: a guess.
-const LARK_COMMITTED: u64 = 64;
+/// What is said of a constraint whose automata are too large to tell how it closes.
+const TANGLED: &str = "restricts one text in too many ways at once to know how it can be completed: a `pattern` beside a large `minLength`, \
+                       several patterns of one text or overlapping names, or a large terminal; make them fewer or shorter";
 
 /// A constraint that is refused: the field and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,11 +59,54 @@ struct Prepared {
     factory: ParserFactory,
 }
 
+/// What tells how much a commitment can add.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Committed {
+    /// Bytes, read from a schema or a regular expression.
+    Schema(u64),
+    /// The same where several restrictions of one text hold at once: the automata tell what is in none of them.
+    SchemaAndAutomata(u64),
+    /// The rules and the automata.
+    Grammar,
+}
+
+impl Committed {
+    /// At least so many bytes.
+    pub(super) fn at_least(self, bytes: u64) -> Self {
+        match self {
+            Self::Schema(known) => Self::Schema(known.max(bytes)),
+            Self::SchemaAndAutomata(known) => Self::SchemaAndAutomata(known.max(bytes)),
+            Self::Grammar => Self::Grammar,
+        }
+    }
+
+    /// What tells of two grammars in one.
+    pub(super) fn with(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Schema(one), Self::Schema(other)) => Self::Schema(one.max(other)),
+            (Self::Grammar, _) | (_, Self::Grammar) => Self::Grammar,
+            (Self::Schema(one) | Self::SchemaAndAutomata(one), Self::Schema(other) | Self::SchemaAndAutomata(other)) => {
+                Self::SchemaAndAutomata(one.max(other))
+            }
+        }
+    }
+}
+
+/// What the request says of the rest of an output.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Bounds {
+    pub(super) committed: Committed,
+    /// Bytes that suffice from anywhere, if that is known.
+    pub(super) absolute: Option<u64>,
+}
+
 /// What bounds the rest of an output.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Limits {
-    /// Bytes that one commitment can add.
+    /// Tokens that one commitment can add.
     pub(super) committed: u64,
+    /// Which bytes can commit.
+    pub(super) counted: Counted,
     /// Bytes that suffice from anywhere, if that is known.
     pub(super) absolute: Option<u64>,
 }
@@ -168,11 +212,12 @@ impl Grammars {
     /// If it cannot be enforced as written, is too large, or nothing satisfies it.
     pub fn compile(&self, constraint: &Constraint) -> Result<Compiled, GrammarError> {
         let refused = |reason: String| GrammarError { param: constraint.param.clone(), reason };
-        let (grammar, limits) = grammar_of(&constraint.kind, &self.tokenizer).map_err(refused)?;
+        let (grammar, bounds) = grammar_of(&constraint.kind, &self.tokenizer).map_err(refused)?;
         let prepared = self.prepared().map_err(refused)?;
         let mut parser = prepared.factory.create_parser(grammar).map_err(|error| refused(explain(&error, &constraint.kind)))?;
         parser.start_without_prompt();
         let known = Known::new(&parser, &prepared.vocabulary).map_err(refused)?;
+        let limits = limits(&bounds, &known).ok_or_else(|| refused(TANGLED.to_owned()))?;
         let closing = Closing::start(&mut parser, &prepared.vocabulary, Arc::new(known)).ok_or_else(|| refused(unclosed()))?;
         Ok(Compiled {
             parser,
@@ -242,29 +287,35 @@ fn parser_limits() -> ParserLimits {
     }
 }
 
-fn grammar_of(kind: &ConstraintKind, tokenizer: &Tokenizer) -> Result<(TopLevelGrammar, Limits), String> {
+/// The limits of a grammar that was compiled; `None` if its automata are too large.
+fn limits(bounds: &Bounds, known: &Known) -> Option<Limits> {
+    let counted = if bounds.committed == Committed::Grammar { Counted::Bytes } else { Counted::Structure };
+    Some(Limits { committed: known.committed(bounds.committed)?, counted, absolute: bounds.absolute })
+}
+
+fn grammar_of(kind: &ConstraintKind, tokenizer: &Tokenizer) -> Result<(TopLevelGrammar, Bounds), String> {
     match kind {
         ConstraintKind::Schema(schema) => {
-            let (schema, growth) = enforced(schema)?;
-            Ok((TopLevelGrammar::from_json_schema(schema), Limits { committed: growth.committed, absolute: None }))
+            let (schema, committed, _) = enforced(schema)?;
+            Ok((TopLevelGrammar::from_json_schema(schema), Bounds { committed, absolute: None }))
         }
         ConstraintKind::Regex(pattern) => {
             let pattern = &ascii_classes(pattern);
             let growth = regex_growth(pattern, Spelling::Plain)?;
-            let limits = Limits { committed: growth.remaining, absolute: Some(growth.remaining.max(growth.shortest)) };
-            Ok((TopLevelGrammar::from_regex(pattern), limits))
+            let absolute = Some(growth.remaining.max(growth.shortest));
+            Ok((TopLevelGrammar::from_regex(pattern), Bounds { committed: Committed::Schema(growth.remaining), absolute }))
         }
         ConstraintKind::Choice(texts) => {
             let longest = texts.iter().map(String::len).max().unwrap_or(0) as u64;
             let options: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
             let grammar = format!("start: {}", options.join(" | "));
-            Ok((TopLevelGrammar::from_lark(grammar), Limits { committed: longest, absolute: Some(longest) }))
+            Ok((TopLevelGrammar::from_lark(grammar), Bounds { committed: Committed::Schema(longest), absolute: Some(longest) }))
         }
         ConstraintKind::Lark(text) => {
             check_lark(text)?;
             check_finite(text)?;
             let grammar = TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(text.clone()));
-            Ok((grammar, Limits { committed: LARK_COMMITTED, absolute: None }))
+            Ok((grammar, Bounds { committed: Committed::Grammar, absolute: None }))
         }
         ConstraintKind::Marked(marked) => marked_grammar(marked, tokenizer),
     }

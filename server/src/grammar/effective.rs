@@ -4,7 +4,7 @@
 //! A format's pattern accepts a part of what the format does, never more: each text is valid for every
 //! validator. `\d` and `\w` mean ASCII in JSON Schema (ECMA-262) and Unicode to the grammar library.
 
-use super::bounds::{Place, children_mut};
+use super::bounds::{Place, children_mut, is_wide};
 use serde_json::{Map, Value, json};
 
 /// One part of a domain name.
@@ -13,6 +13,9 @@ const DATE: &str = "[12][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[4
 const TIME: &str = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
 const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const GROUP: &str = "[0-9A-Fa-f]{1,4}";
+
+/// Largest whole number of which the next one is another number too, wherever it is read.
+const WHOLE_MAX: i64 = (1 << 53) - 1;
 
 /// The pattern of a format; `None` if it is not supported.
 fn format_pattern(format: &str) -> Option<String> {
@@ -52,7 +55,21 @@ pub(super) fn make_effective(schema: &mut Value) -> Result<(), String> {
         *patterns = std::mem::take(patterns).into_iter().map(|(pattern, schema)| (schema_pattern(&pattern), schema)).collect();
     }
     replace_format(map)?;
+    narrow(map);
     children_mut(map).into_iter().try_for_each(|(_, child): (Place, _)| make_effective(child))
+}
+
+/// Brings bounds of whole numbers that lie beyond what is told apart down to the last numbers that are.
+fn narrow(map: &mut Map<String, Value>) {
+    for (keyword, exclusive, last) in [("minimum", "exclusiveMinimum", -WHOLE_MAX), ("maximum", "exclusiveMaximum", WHOLE_MAX)] {
+        let wide = [keyword, exclusive].map(|keyword| is_wide(map, keyword));
+        if wide[1] {
+            map.shift_remove(exclusive);
+        }
+        if wide[0] || (wide[1] && !map.contains_key(keyword)) {
+            map.insert(keyword.to_owned(), last.into());
+        }
+    }
 }
 
 fn replace_format(map: &mut Map<String, Value>) -> Result<(), String> {
@@ -145,6 +162,24 @@ mod tests {
             r"^[^\n\r\u{2028}\u{2029}][.\t\n\x0B\f\r\x20\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}]\.$"
         );
         assert_eq!(schema_pattern(r"(?s).\D"), r"(?s).[^0-9]");
+    }
+
+    #[test]
+    fn wide_bounds_of_whole_numbers_are_narrowed() {
+        let last = 9_007_199_254_740_991_i64;
+        for (schema, expected) in [
+            (
+                json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
+                json!({"type": "integer", "minimum": -last, "maximum": last}),
+            ),
+            (json!({"type": ["integer", "null"], "exclusiveMaximum": 1e19}), json!({"type": ["integer", "null"], "maximum": last})),
+            (json!({"type": "integer", "exclusiveMaximum": u64::MAX, "maximum": 7}), json!({"type": "integer", "maximum": 7})),
+            (json!({"type": "integer", "minimum": 5}), json!({"type": "integer", "minimum": 5})),
+        ] {
+            let mut effective = schema.clone();
+            make_effective(&mut effective).expect("supported");
+            assert_eq!(effective, expected, "{schema}");
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! needed once a value of it began in the least lucky way and is closed in the luckiest (`committed`).
 //! A byte of structure (`"`, `{`, `[`, `,`, `:`) commits to at most one new value or member, so a token
 //! with `n` such bytes adds at most `(n + 1) × largest committed`, and a little for an escape.
-//! Both are bounds from above; intersections of regular expressions are summed.
+//! Both are bounds from above. What only several regular expressions together ask for is not read from them:
+//! then the automata of the compiled grammar are looked at.
 
 use super::bounds::{children, resolve};
 use super::regex_growth::{Spelling, regex_growth};
@@ -25,6 +26,8 @@ pub(super) struct Growth {
     pub(super) shortest: Option<u64>,
     /// Added by one commitment.
     pub(super) committed: u64,
+    /// Whether several restrictions of one text hold at once, so that what is needed inside it may be more.
+    pub(super) tangled: bool,
 }
 
 /// Bounds of a schema that passed its checks.
@@ -49,7 +52,21 @@ pub(super) fn schema_growth(root: &Value) -> Growth {
     };
     let committed = schemas.iter().map(added).filter(|cost| *cost != ENDLESS).max().unwrap_or(0);
     let shortest = Some(analysis.known(root)).filter(|cost| *cost != ENDLESS);
-    Growth { shortest, committed: committed.max(8) }
+    let tangled = schemas.iter().any(|schema| schema.as_object().is_some_and(is_tangled));
+    Growth { shortest, committed: committed.max(8), tangled }
+}
+
+/// Whether a schema has strings or names that more than one thing restricts, other than a pattern and a largest length.
+fn is_tangled(map: &Map<String, Value>) -> bool {
+    let of_text = |map: &Map<String, Value>| ["pattern", "minLength", "maxLength"].iter().any(|keyword| map.contains_key(*keyword));
+    let growth = map.get("pattern").and_then(Value::as_str).and_then(|pattern| regex_growth(pattern, Spelling::Json).ok());
+    let longer = growth.is_some_and(|growth| map.get("minLength").and_then(Value::as_u64).unwrap_or(0) > growth.characters);
+    let parts = map.get("allOf").and_then(Value::as_array).into_iter().flatten();
+    let in_parts = parts.filter(|part| part.as_object().is_some_and(|part| of_text(part) || part.contains_key("$ref"))).count();
+    let applied = ["$ref", "anyOf", "oneOf", "allOf"].iter().any(|keyword| map.contains_key(*keyword));
+    let names = map.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
+    let others = map.get("additionalProperties") != Some(&Value::Bool(false)) || map.contains_key("properties");
+    longer || in_parts > 1 || (applied && of_text(map)) || names > 1 || (names == 1 && others)
 }
 
 /// Whether a schema is of objects or of arrays alone, by its own keywords, and no reference leads to it.
@@ -193,8 +210,8 @@ fn string_cost(map: &Map<String, Value>) -> (u64, u64) {
     let (mut shortest, mut committed) = (2 + length, 2 + length + QUOTED);
     if let Some(growth) = map.get("pattern").and_then(Value::as_str).and_then(|pattern| regex_growth(pattern, Spelling::Json).ok()) {
         shortest = shortest.saturating_add(growth.shortest);
-        // With bounds on the length the two run side by side: allow for both, twice.
-        let bounded = if length > 0 || map.contains_key("maxLength") { 2 } else { 1 };
+        // A largest length asks for the fewest characters, which may be the longest ones.
+        let bounded = if map.contains_key("maxLength") { QUOTED } else { 1 };
         committed = committed.saturating_add(growth.remaining.saturating_mul(bounded));
     }
     (shortest, committed)
@@ -226,6 +243,23 @@ mod tests {
         assert!(growth.shortest.is_some_and(|bytes| bytes >= 40 * 3) && growth.committed < 40, "{growth:?}");
         let nested = json!({"type": "array", "items": records});
         assert!(schema_growth(&nested).committed >= 40 * 3, "an array that is entered again is one");
+    }
+
+    #[test]
+    fn restrictions_of_one_text_that_meet_are_told() {
+        for (schema, tangled) in [
+            (json!({"pattern": "^a+$", "maxLength": 5}), false),
+            (json!({"pattern": "^a{3}$", "minLength": 3}), false),
+            (json!({"pattern": "^a{3,}$", "minLength": 4}), true),
+            (json!({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}), true),
+            (json!({"allOf": [{"properties": {"a": {"pattern": "a"}}}, {"minProperties": 1}]}), false),
+            (json!({"pattern": "a", "allOf": [{"type": "string"}]}), true),
+            (json!({"patternProperties": {"a": {}}, "additionalProperties": false}), false),
+            (json!({"patternProperties": {"a": {}}}), true),
+            (json!({"properties": {"b": {"patternProperties": {"a": {}, "b": {}}}}}), true),
+        ] {
+            assert_eq!(schema_growth(&schema).tangled, tangled, "{schema}");
+        }
     }
 
     #[test]

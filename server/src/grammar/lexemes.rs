@@ -99,6 +99,49 @@ impl Texts {
     }
 }
 
+/// Bytes that complete a lexeme from any state of it; `None` if it has more states than are left to be looked at.
+pub(super) fn farthest(lexer: &mut ParserRecognizer<'_>, from: StateID, states_left: &mut usize) -> Option<u64> {
+    let mut numbers: HashMap<StateID, usize> = HashMap::default();
+    numbers.insert(from, 0);
+    let (mut states, mut before) = (vec![from], vec![Vec::new()]);
+    let mut index = 0;
+    while let Some(&state) = states.get(index) {
+        *states_left = states_left.checked_sub(1)?;
+        for byte in ORDER.into_iter().filter(|_| !state.has_lowest_match()) {
+            let next = step(lexer, state, byte);
+            if next.is_dead() {
+                continue;
+            }
+            let number = *numbers.entry(next).or_insert_with(|| {
+                states.push(next);
+                before.push(Vec::new());
+                states.len() - 1
+            });
+            if let Some(before) = before.get_mut(number).filter(|before: &&mut Vec<usize>| before.last() != Some(&index)) {
+                before.push(index);
+            }
+        }
+        index += 1;
+    }
+    let mut open: Vec<usize> = (0..states.len()).filter(|index| states.get(*index).is_some_and(|state| accepts(lexer, *state))).collect();
+    let mut seen: Vec<bool> = vec![false; states.len()];
+    let mut bytes = 0;
+    open.iter().for_each(|index| seen[*index] = true);
+    loop {
+        let mut next: Vec<usize> = Vec::new();
+        for index in open.iter().filter_map(|index| before.get(*index)).flatten() {
+            if !std::mem::replace(&mut seen[*index], true) {
+                next.push(*index);
+            }
+        }
+        if next.is_empty() {
+            return Some(bytes);
+        }
+        bytes += 1;
+        open = next;
+    }
+}
+
 /// What a search in breadth met.
 struct Layers {
     /// Bytes to each state.

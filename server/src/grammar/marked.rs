@@ -8,9 +8,9 @@
 //! ```
 
 use super::bounds::check_schema;
-use super::compile::{Compiled, Limits, strictly};
+use super::compile::{Bounds, Committed, Compiled, strictly};
 use super::effective::{ascii_classes, make_effective};
-use super::growth::{Growth, schema_growth};
+use super::growth::schema_growth;
 use super::mask::GrammarMask;
 use super::regex_growth::{Spelling, regex_growth};
 use super::request::{ConstraintKind, Marked};
@@ -50,24 +50,24 @@ impl Around {
 ///
 /// # Errors
 /// What is wrong with it, in words that follow the field's name.
-pub(super) fn marked_grammar(marked: &Marked, tokenizer: &Tokenizer) -> Result<(TopLevelGrammar, Limits), String> {
+pub(super) fn marked_grammar(marked: &Marked, tokenizer: &Tokenizer) -> Result<(TopLevelGrammar, Bounds), String> {
     let Marked { text, open, close, separator, schema, most } = marked;
     if text.is_none() && (open.is_empty() || close.is_empty()) {
         return Err("has parts without marks in free text".to_owned());
     }
-    let (body, growth) = enforced(schema).map_err(|reason| match text {
+    let (body, committed, shortest) = enforced(schema).map_err(|reason| match text {
         None => format!("has a function whose schema {reason}"),
         Some(_) => format!("is combined with a schema of `tools` that {reason}"),
     })?;
     let body = format!("%json {body}");
     let (open_mark, close_mark) = (mark(open, tokenizer), mark(close, tokenizer));
-    let shortest = growth.shortest.unwrap_or(0).saturating_add((open.len() + close.len()) as u64);
-    let committed = growth.committed.max(shortest);
+    // A part is begun as a whole.
+    let committed = committed.at_least(shortest.saturating_add((open.len() + close.len()) as u64));
     let Some(text) = text else {
         let lark = format!("start: SPACE? body SPACE? {close_mark}\nbody: {body}\n{SPACE}\n");
-        return Ok((TopLevelGrammar::from_lark(lark), Limits { committed, absolute: None }));
+        return Ok((TopLevelGrammar::from_lark(lark), Bounds { committed, absolute: None }));
     };
-    let (text, text_committed) = alternative(text)?;
+    let (text, of_text) = alternative(text)?;
     let part = if open.is_empty() { "body".to_owned() } else { format!("{open_mark} SPACE? body SPACE? {close_mark}") };
     let further = most.saturating_sub(1);
     let separator = json!(separator).to_string();
@@ -75,36 +75,37 @@ pub(super) fn marked_grammar(marked: &Marked, tokenizer: &Tokenizer) -> Result<(
         "start: text | part ({separator} part){{0,{further}}}\ntext: {text}\npart: {part}\nbody: {body}\n{}\n",
         if open.is_empty() { "" } else { SPACE }
     );
-    Ok((TopLevelGrammar::from_lark(lark), Limits { committed: committed.max(text_committed), absolute: None }))
+    Ok((TopLevelGrammar::from_lark(lark), Bounds { committed: committed.with(of_text), absolute: None }))
 }
 
-/// A schema as it is enforced, and its bounds.
+/// A schema as it is enforced, what one commitment in it can add, and the bytes of a shortest value.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn enforced(schema: &Value) -> Result<(Value, Growth), String> {
+pub(super) fn enforced(schema: &Value) -> Result<(Value, Committed, u64), String> {
     check_schema(schema)?;
     let mut schema = schema.clone();
     make_effective(&mut schema)?;
     let growth = schema_growth(&schema);
-    if growth.shortest.is_none() {
+    let Some(shortest) = growth.shortest else {
         return Err("describes no value that could be written: its required parts have no end, or contradict each other".to_owned());
-    }
-    Ok((strictly(&schema), growth))
+    };
+    let committed = if growth.tangled { Committed::SchemaAndAutomata(growth.committed) } else { Committed::Schema(growth.committed) };
+    Ok((strictly(&schema), committed, shortest))
 }
 
 /// Constrained text as the body of a rule, and what one commitment in it can add.
-fn alternative(kind: &ConstraintKind) -> Result<(String, u64), String> {
+fn alternative(kind: &ConstraintKind) -> Result<(String, Committed), String> {
     match kind {
-        ConstraintKind::Schema(schema) => enforced(schema).map(|(schema, growth)| (format!("%json {schema}"), growth.committed)),
+        ConstraintKind::Schema(schema) => enforced(schema).map(|(schema, committed, _)| (format!("%json {schema}"), committed)),
         ConstraintKind::Regex(pattern) => {
             let pattern = ascii_classes(pattern);
             let growth = regex_growth(&pattern, Spelling::Plain)?;
-            Ok((format!("/{}/", regex_to_lark(&pattern, "")), growth.remaining.max(growth.shortest)))
+            Ok((format!("/{}/", regex_to_lark(&pattern, "")), Committed::Schema(growth.remaining.max(growth.shortest))))
         }
         ConstraintKind::Choice(texts) => {
             let longest = texts.iter().map(String::len).max().unwrap_or(0) as u64;
-            Ok((texts.iter().map(|text| json!(text).to_string()).collect::<Vec<_>>().join(" | "), longest))
+            Ok((texts.iter().map(|text| json!(text).to_string()).collect::<Vec<_>>().join(" | "), Committed::Schema(longest)))
         }
         ConstraintKind::Lark(_) | ConstraintKind::Marked(_) => {
             Err("cannot be combined with tools that may or may not be called; send `tool_choice`".to_owned())

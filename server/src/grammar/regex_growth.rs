@@ -13,6 +13,8 @@ const NEST_MAX: u32 = 64;
 pub(super) struct RegexGrowth {
     /// Of a shortest match.
     pub(super) shortest: u64,
+    /// Characters of every match at least.
+    pub(super) characters: u64,
     /// Still needed from anywhere inside a match.
     pub(super) remaining: u64,
 }
@@ -37,7 +39,20 @@ pub(super) fn regex_growth(pattern: &str, spelling: Spelling) -> Result<RegexGro
     let parser: Parser = ParserBuilder::new().nest_limit(NEST_MAX).build();
     let hir = { parser }.parse(pattern).map_err(|error| format!("is not a regular expression: {}", one_line(&error.to_string())))?;
     let reader = Reader { spelling };
-    Ok(RegexGrowth { shortest: reader.shortest(&hir), remaining: reader.remaining(&hir) })
+    Ok(RegexGrowth { shortest: reader.shortest(&hir), characters: characters(&hir), remaining: reader.remaining(&hir) })
+}
+
+/// Characters of every match at least.
+fn characters(hir: &Hir) -> u64 {
+    match hir.kind() {
+        HirKind::Empty | HirKind::Look(_) => 0,
+        HirKind::Literal(literal) => String::from_utf8_lossy(&literal.0).chars().count() as u64,
+        HirKind::Class(_) => 1,
+        HirKind::Repetition(repetition) => u64::from(repetition.min).saturating_mul(characters(&repetition.sub)),
+        HirKind::Capture(capture) => characters(&capture.sub),
+        HirKind::Concat(parts) => parts.iter().map(characters).fold(0, u64::saturating_add),
+        HirKind::Alternation(parts) => parts.iter().map(characters).min().unwrap_or(0),
+    }
 }
 
 /// The last line of a message that draws its place first.

@@ -14,6 +14,8 @@ pub(super) const END: u32 = u32::MAX;
 /// Longest text that completes an output, in bytes.
 pub(super) const OUTPUT_BYTES_MAX: u64 = 32_768;
 
+/// Most states of all lexemes that are looked at one by one.
+const LEXER_STATES_MAX: usize = 20_000;
 /// Places at which tokens are tried for a lexeme's text.
 const SPELL_STEPS_MAX: u32 = 60_000;
 
@@ -34,9 +36,17 @@ impl Cost {
         Self(self.0.saturating_add(other.0))
     }
 
+    pub(super) fn is_finite(self) -> bool {
+        self != Self::ENDLESS
+    }
+
+    pub(super) fn tokens(self) -> u64 {
+        self.0 >> 32
+    }
+
     /// Whether a text of this cost is written out.
     pub(super) fn is_written(self) -> bool {
-        self.0 & u64::from(u32::MAX) <= OUTPUT_BYTES_MAX && self.0 >> 32 <= OUTPUT_BYTES_MAX
+        self.0 & u64::from(u32::MAX) <= OUTPUT_BYTES_MAX && self.tokens() <= OUTPUT_BYTES_MAX
     }
 }
 
@@ -200,6 +210,26 @@ impl Shape {
     fn sum(&self, rule: u32) -> Cost {
         let parts = self.rhs.get(rule as usize..).unwrap_or_default().iter().take_while(|symbol| **symbol != END);
         parts.fold(Cost::ZERO, |sum, symbol| sum.plus(self.least(*symbol)))
+    }
+
+    /// Tokens that are needed at most for what can begin with one lexeme, behind it: a rule of every symbol.
+    pub(super) fn begun_at_once(&self) -> u64 {
+        let dearest = |symbol: &Symbol| symbol.rules.iter().map(|rule| self.tail(*rule)).filter(|cost| cost.is_finite()).max();
+        self.symbols.iter().filter_map(dearest).map(Cost::tokens).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that complete any lexeme from anywhere inside; `None` if the automata are too large to tell.
+    pub(super) fn inside_lexemes(&self, parser: &TokenParser) -> Option<u64> {
+        let mut parser = parser.deep_clone();
+        let mut states = LEXER_STATES_MAX;
+        let mut most = 0;
+        for lexeme in self.texts.iter().filter(|(_, piece)| matches!(piece, Piece::Text(_))).map(|(lexeme, _)| *lexeme) {
+            most = most.max(parser.parser.with_recognizer(|lexer| {
+                let start = lexemes::start(lexer, std::iter::once(lexeme));
+                lexemes::farthest(lexer, start, &mut states)
+            })?);
+        }
+        if parser.parser.get_error().is_some() { None } else { Some(most) }
     }
 
     /// The symbol at a place, or `END`.

@@ -35,10 +35,12 @@ type Needed = (Cost, Option<Item>);
 /// What may come between two lexemes.
 struct Row {
     items: Vec<Item>,
-    /// Of symbols that are waited for.
+    /// What is needed after each symbol that is waited for.
     after: HashMap<u32, Needed>,
     /// Of terminals, by lexeme, with the symbol.
     terminals: HashMap<LexemeIdx, (Cost, Item)>,
+    /// The same with the dearest of what may have been begun.
+    dearest: HashMap<u32, Cost>,
     /// Whether the output may end here.
     complete: bool,
     /// The lexer's state.
@@ -177,8 +179,10 @@ impl Tracker {
     fn push_row(&mut self, shape: &Shape, items: Vec<Item>) -> Option<()> {
         let here = self.rows.len() as u32;
         let items = self.close(shape, items, here)?;
-        let mut row = Row { items, after: HashMap::default(), terminals: HashMap::default(), complete: false, start: StateID::DEAD };
+        let (after, dearest, terminals) = (HashMap::default(), HashMap::default(), HashMap::default());
+        let mut row = Row { items, after, terminals, dearest, complete: false, start: StateID::DEAD };
         self.weigh(shape, &mut row, here);
+        self.weigh_dearest(shape, &mut row, here);
         row.complete = here > 0
             && row.items.iter().any(|(place, origin)| shape.at(*place) == END && (*origin, shape.owner(*place)) == (0, Shape::START));
         if here == 0 {
@@ -252,22 +256,94 @@ impl Tracker {
         }
     }
 
-    /// The cheapest way to complete the output from here; `None` if there is none of a length that is written out.
-    pub(super) fn rest(&mut self, shape: &Shape, vocabulary: &Vocabulary) -> Option<Vec<Piece>> {
-        let here = self.rows.len().checked_sub(1)?;
-        if !self.inside {
-            return self.rest_of_row(shape, here).map(|(_, pieces)| pieces);
+    /// What is needed at most after each symbol that a row waits for, whichever of the rules that were begun is
+    /// the right one. What only begins in the row is still to be chosen, and its cheapest use counts.
+    fn weigh_dearest(&self, shape: &Shape, row: &mut Row, here: u32) {
+        let begun = row.items.iter().filter(|(place, origin)| *origin < here && shape.at(*place) != END);
+        for &(place, origin) in begun {
+            let needed = shape.tail(place + 1).plus(self.dearest_after(shape, (place, origin)));
+            let known = row.dearest.entry(shape.at(place)).or_insert(Cost::ZERO);
+            *known = if needed.is_finite() { needed.max(*known) } else { *known };
         }
-        let state = self.state;
-        let Self { parser, texts, .. } = self;
-        let texts: Vec<(LexemeIdx, Text)> = parser.parser.with_recognizer(|lexer| {
-            let possible = lexemes::possible(lexer, state);
+        let settled: HashSet<u32> = row.dearest.keys().copied().collect();
+        loop {
+            let mut changed = false;
+            for &(place, _) in row.items.iter().filter(|(_, origin)| *origin == here) {
+                let (symbol, owner) = (shape.at(place), shape.owner(place));
+                if symbol == END || settled.contains(&symbol) {
+                    continue;
+                }
+                let outer = match owner == Shape::START && here == 0 {
+                    true => Cost::ZERO,
+                    false => row.dearest.get(&owner).copied().unwrap_or(Cost::ENDLESS),
+                };
+                let needed = shape.tail(place + 1).plus(outer);
+                let known = row.dearest.entry(symbol).or_insert(Cost::ENDLESS);
+                if needed < *known {
+                    (*known, changed) = (needed, true);
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+    }
+
+    /// What is needed at most after the rule of an item, in a row that is there.
+    fn dearest_after(&self, shape: &Shape, (place, origin): Item) -> Cost {
+        let owner = shape.owner(place);
+        if owner == Shape::START && origin == 0 {
+            return Cost::ZERO;
+        }
+        self.rows.get(origin as usize).and_then(|row| row.dearest.get(&owner)).copied().unwrap_or(Cost::ENDLESS)
+    }
+
+    /// Tokens that complete the output from here whichever of the rules that were begun is the right one.
+    pub(super) fn dearest(&mut self, shape: &Shape, vocabulary: &Vocabulary) -> u64 {
+        let Some(here) = self.rows.len().checked_sub(1) else { return 0 };
+        let texts = if self.inside { self.texts_under_way(vocabulary) } else { Vec::new() };
+        let Some(row) = self.rows.get(here) else { return 0 };
+        let finite = |cost: &Cost| cost.is_finite();
+        let between = || {
+            let begun = row.items.iter().filter(|(place, origin)| (*origin as usize) < here && shape.at(*place) != END);
+            begun.map(|item| shape.tail(item.0).plus(self.dearest_after(shape, *item))).filter(finite).max()
+        };
+        let waits = |item: &&Item, lexeme: LexemeIdx| shape.symbol(shape.at(item.0)).is_some_and(|symbol| symbol.lexeme == Some(lexeme));
+        let of_text = |(lexeme, text): &(LexemeIdx, Text)| {
+            let after = match shape.is_skip(*lexeme) {
+                true => between(),
+                false => {
+                    let items = row.items.iter().filter(|item| waits(item, *lexeme));
+                    items.map(|item| shape.tail(item.0 + 1).plus(self.dearest_after(shape, *item))).filter(finite).max()
+                }
+            };
+            cost(text).plus(after.unwrap_or(Cost::ZERO))
+        };
+        let dearest = if self.inside { texts.iter().map(of_text).filter(finite).max() } else { between() };
+        dearest.map_or(0, Cost::tokens)
+    }
+
+    /// Of each lexeme under way, a text that completes it.
+    fn texts_under_way(&mut self, vocabulary: &Vocabulary) -> Vec<(LexemeIdx, Text)> {
+        let Self { parser, texts, state, .. } = self;
+        parser.parser.with_recognizer(|lexer| {
+            let possible = lexemes::possible(lexer, *state);
             let text = |lexeme| {
-                let alone = lexemes::alone(lexer, state, lexeme);
+                let alone = lexemes::alone(lexer, *state, lexeme);
                 Some((lexeme, texts.shortest(lexer, vocabulary, alone)?))
             };
             possible.into_iter().filter_map(text).collect()
-        });
+        })
+    }
+
+    /// The cheapest way to complete the output from here and its cost; `None` if there is none of a length that is
+    /// written out.
+    pub(super) fn rest(&mut self, shape: &Shape, vocabulary: &Vocabulary) -> Option<(Cost, Vec<Piece>)> {
+        let here = self.rows.len().checked_sub(1)?;
+        if !self.inside {
+            return self.rest_of_row(shape, here);
+        }
+        let texts = self.texts_under_way(vocabulary);
         let row = self.rows.get(here)?;
         let after = |(lexeme, text): &(LexemeIdx, Text)| {
             let needed = if shape.is_skip(*lexeme) { self.cost_of_row(shape, here) } else { row.terminals.get(lexeme)?.0 };
@@ -284,7 +360,7 @@ impl Tracker {
         } else {
             self.write_after(shape, row.terminals.get(lexeme)?.1, &mut pieces);
         }
-        Some(pieces)
+        Some((needed, pieces))
     }
 
     fn cost_of_row(&self, shape: &Shape, row: usize) -> Cost {

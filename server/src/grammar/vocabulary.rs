@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Bytes that may begin something with a shortest completion of its own in JSON: a string, an object, an
 /// array, a further member, a value.
 const STRUCTURE: &[u8] = b"\"{[,:";
-/// Bounds of the classes of tokens by how many such bytes they have.
+/// Bounds of the classes of tokens by how many such bytes, or bytes at all, they have.
 const CLASSES: [u32; 8] = [0, 1, 2, 3, 4, 6, 8, 16];
 
 /// Vocabulary and what is known of its tokens.
@@ -15,14 +15,29 @@ pub(super) struct Vocabulary {
     trie: TokTrie,
     eos: Vec<u32>,
     bytes: [Option<TokenId>; 256],
-    classes: Vec<TokenClass>,
-    structure_max: u32,
+    by_structure: Classes,
+    by_length: Classes,
 }
 
-/// The tokens with at most so many bytes of structure.
+/// Which bytes of a token can begin something that has to be completed.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// Those of JSON's structure.
+    Structure,
+    /// All.
+    Bytes,
+}
+
+/// Tokens by how many bytes of them are counted.
+struct Classes {
+    rising: Vec<TokenClass>,
+    most: u32,
+}
+
+/// The tokens with at most so many counted bytes.
 pub(super) struct TokenClass {
     /// How many.
-    pub(super) structure_max: u32,
+    pub(super) most: u32,
     /// The tokens as bits.
     pub(super) words: Vec<u32>,
 }
@@ -58,10 +73,9 @@ impl Vocabulary {
                 bytes[usize::from(byte)].get_or_insert(id as u32);
             }
         }
-        let structure: Vec<u32> = words.iter().map(|word| structure(word)).collect();
-        let classes = CLASSES.iter().map(|&max| TokenClass::new(max, &structure)).collect();
-        let structure_max = structure.iter().copied().max().unwrap_or(0);
-        Self { trie, eos, bytes, classes, structure_max }
+        let by_structure = Classes::new(words.iter().map(|word| Counted::Structure.of(word)).collect());
+        let by_length = Classes::new(words.iter().map(|word| Counted::Bytes.of(word)).collect());
+        Self { trie, eos, bytes, by_structure, by_length }
     }
 
     /// As the library wants it.
@@ -109,30 +123,52 @@ impl Vocabulary {
         }
     }
 
-    /// Bytes of structure in a token.
-    pub(super) fn structure(&self, id: TokenId) -> u32 {
-        structure(self.token(id))
+    /// Counted bytes of a token.
+    pub(super) fn counted(&self, id: TokenId, counted: Counted) -> u32 {
+        counted.of(self.token(id))
     }
 
-    /// Most bytes of structure in any token.
-    pub(super) fn structure_max(&self) -> u32 {
-        self.structure_max
+    /// Most counted bytes of any token.
+    pub(super) fn counted_max(&self, counted: Counted) -> u32 {
+        self.classes(counted).most
     }
 
-    /// The widest class of tokens with at most `structure` bytes of structure; `None` for no limit at all.
-    pub(super) fn class(&self, structure: u32) -> Option<&TokenClass> {
-        if structure >= self.structure_max {
+    /// The widest class of tokens with at most `count` counted bytes; `None` for no limit at all.
+    pub(super) fn class(&self, count: u32, counted: Counted) -> Option<&TokenClass> {
+        let classes = self.classes(counted);
+        if count >= classes.most {
             return None;
         }
-        self.classes.iter().rev().find(|class| class.structure_max <= structure)
+        classes.rising.iter().rev().find(|class| class.most <= count)
     }
 
-    /// The fewest tokens that spell `bytes`, and how many any end of `bytes` takes at most; `None` if a byte has
-    /// no token.
-    pub(super) fn spell(&self, bytes: &[u8]) -> Option<(Vec<TokenId>, u32)> {
+    fn classes(&self, counted: Counted) -> &Classes {
+        match counted {
+            Counted::Structure => &self.by_structure,
+            Counted::Bytes => &self.by_length,
+        }
+    }
+
+    /// The fewest tokens that spell `bytes`, and with each how many any end of it and what follows takes at most;
+    /// `None` if a byte has no token.
+    pub(super) fn spell(&self, bytes: &[u8]) -> Option<Vec<(TokenId, u32)>> {
         let best = self.best(bytes);
-        let worst = best.iter().flatten().map(|(count, _)| *count).max();
-        Some((self.walk(&best)?, worst.unwrap_or(0)))
+        let mut worst = 0;
+        let worsts: Vec<u32> = best
+            .iter()
+            .rev()
+            .map(|best| {
+                worst = worst.max(best.map_or(0, |best| best.0));
+                worst
+            })
+            .collect();
+        let (mut at, mut ids) = (0, Vec::new());
+        while at + 1 < best.len() {
+            let (_, id) = best.get(at).copied().flatten()?;
+            ids.push((id, worsts.get(best.len() - 1 - at).copied().unwrap_or(0)));
+            at += self.trie.token(id).len().max(1);
+        }
+        Some(ids)
     }
 
     /// The fewest tokens of each end of `bytes`.
@@ -161,30 +197,32 @@ impl Vocabulary {
         }
         best
     }
+}
 
-    fn walk(&self, best: &[Option<(u32, TokenId)>]) -> Option<Vec<TokenId>> {
-        let (mut at, mut ids) = (0, Vec::new());
-        while at + 1 < best.len() {
-            let (_, id) = best.get(at).copied().flatten()?;
-            at += self.trie.token(id).len().max(1);
-            ids.push(id);
+impl Counted {
+    fn of(self, word: &[u8]) -> u32 {
+        match self {
+            Self::Structure => word.iter().filter(|byte| STRUCTURE.contains(byte)).count() as u32,
+            Self::Bytes => word.len() as u32,
         }
-        Some(ids)
+    }
+}
+
+impl Classes {
+    fn new(counts: Vec<u32>) -> Self {
+        let rising = CLASSES.iter().map(|&most| TokenClass::new(most, &counts)).collect();
+        Self { rising, most: counts.into_iter().max().unwrap_or(0) }
     }
 }
 
 impl TokenClass {
-    fn new(structure_max: u32, structure: &[u32]) -> Self {
-        let mut words = vec![0_u32; structure.len().div_ceil(32)];
-        for (id, _) in structure.iter().enumerate().filter(|(_, count)| **count <= structure_max) {
+    fn new(most: u32, counts: &[u32]) -> Self {
+        let mut words = vec![0_u32; counts.len().div_ceil(32)];
+        for (id, _) in counts.iter().enumerate().filter(|(_, count)| **count <= most) {
             words[id / 32] |= 1 << (id % 32);
         }
-        Self { structure_max, words }
+        Self { most, words }
     }
-}
-
-fn structure(word: &[u8]) -> u32 {
-    word.iter().filter(|byte| STRUCTURE.contains(byte)).count() as u32
 }
 
 fn spelling(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {

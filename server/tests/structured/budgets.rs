@@ -86,8 +86,18 @@ fn bounded() -> Vec<Value> {
         json!({"type": "object", "patternProperties": {"foo": {"type": "integer"}}, "properties": {"xfoo": {"const": 1}}, "required": ["xfoo"], "additionalProperties": false}),
         json!({"type": "object", "patternProperties": {"a.*b": {"pattern": "c$"}}, "additionalProperties": false, "minProperties": 1}),
         json!({"type": "array", "items": {"type": "string", "pattern": "foo"}, "minItems": 3}),
+        deep_or_deeper(),
+        json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
+        json!({"type": "array", "items": {"type": ["integer", "null"], "exclusiveMaximum": 1e19, "minimum": 1_000_000}, "minItems": 1}),
         json!({"type": "integer", "multipleOf": 997, "minimum": 10000, "maximum": 99_999_999}),
     ]
+}
+
+/// Two kinds of nested arrays that only their innermost values tell apart: one closes at once, the other needs
+/// many more items at each level.
+fn deep_or_deeper() -> Value {
+    let nest = |inner: Value, count: u64| (0..5).fold(inner, |items, _| json!({"type": "array", "items": items, "minItems": count}));
+    json!({"anyOf": [nest(json!({"type": "integer"}), 1), nest(json!({"type": "string", "maxLength": 1}), 4)]})
 }
 
 fn matches(schema: &Value, text: &str) -> bool {
@@ -138,4 +148,65 @@ fn strings_of_any_pattern_close_within_any_budget_that_is_taken() {
     let schemas = FOUND.iter().map(|pattern| json!({"type": "string", "pattern": pattern})).chain(bounded());
     let each = |schema: Value| faults(&schema.to_string(), ConstraintKind::Schema(schema.clone()), |text| matches(&schema, text));
     expect_none(&schemas.flat_map(each).collect::<Vec<_>>());
+}
+
+/// Lark grammars, and what begins and ends every text of theirs.
+const LARK: [(&str, &str, &str); 7] = [
+    ("start: \"(\" list \")\"\nlist: NUMBER (\",\" NUMBER)*\nNUMBER: /[0-9]{1,3}/\n", "(", ")"),
+    ("start: \"<\" start \">\" | \"x\"", "", ""),
+    ("start: \"a\" rest\nrest: /x{30}/ \";\" | \"b\" rest | \";\"", "a", ";"),
+    ("start: sum\nsum: sum \"+\" product | product\nproduct: product \"*\" atom | atom\natom: /[0-9]+/ | \"(\" sum \")\"", "", ""),
+    ("start: item+ \"end\"\nitem: WORD \" \" | \"[\" item item item \"]\"\nWORD: /[A-Z]{2,6}/", "", "end"),
+    ("%ignore /[ ]{1,4}/\nstart: \"begin\" (\"a\" | \"bb\" \"ccc\" | block)* \"end\"\nblock: \"{\" start \"}\"", "begin", "end"),
+    ("start: \"k\" \"=\" VALUE\nVALUE: /\\/\\*[a-z ]*\\*\\//", "k=/*", "*/"),
+];
+
+#[test]
+fn texts_of_lark_grammars_close_within_any_budget_that_is_taken() {
+    let each = |(grammar, first, last): &(&str, &str, &str)| {
+        faults(grammar, ConstraintKind::Lark((*grammar).to_owned()), |text| text.starts_with(first) && text.ends_with(last))
+    };
+    expect_none(&LARK.iter().flat_map(each).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_shortest_output_of_usual_forms_is_no_longer_than_it_must_be() {
+    let format = |name: &str| ConstraintKind::Schema(json!({"type": "string", "format": name}));
+    let regex = |pattern: &str| ConstraintKind::Regex(pattern.to_owned());
+    for (kind, most) in [
+        (format("email"), 7),
+        (format("ipv6"), 5),
+        (format("ipv4"), 9),
+        (format("uuid"), 38),
+        (format("date"), 12),
+        (format("date-time"), 22),
+        (format("hostname"), 3),
+        (format("uri"), 12),
+        (format("duration"), 5),
+        (regex("a.*b"), 2),
+        (regex(".*foo"), 3),
+        (regex("[a-z]*foo"), 3),
+        (regex("(x|international)"), 1),
+        (ConstraintKind::Schema(json!({"type": "string", "pattern": "b"})), 3),
+        (ConstraintKind::Schema(json!({"type": "string", "pattern": r"\d{3}$"})), 5),
+    ] {
+        let shortest = compile(kind.clone()).expect("compiles").shortest().expect("known");
+        assert!(shortest <= most, "{kind:?}: {shortest}");
+    }
+}
+
+#[test]
+fn what_cannot_be_known_to_close_is_refused_by_name() {
+    for (kind, word) in [
+        (ConstraintKind::Regex("a{1000000}".to_owned()), "complete output"),
+        (ConstraintKind::Schema(json!({"type": "string", "pattern": "^a{100000}$"})), "complete output"),
+        (ConstraintKind::Schema(json!({"type": "string", "minLength": 100_000})), "complete output"),
+        (ConstraintKind::Schema(json!({"type": "array", "items": {"type": "string"}, "minItems": 100_000})), "complete output"),
+        (ConstraintKind::Lark("start: A \"!\"\nA: /(a|b)*a(a|b){17}/".to_owned()), "too many ways"),
+        (ConstraintKind::Lark("start: A \"b\"\nA[max_tokens=5]: /.*/".to_owned()), "max_tokens"),
+        (ConstraintKind::Lark("start: A \"end\"\nA: /[a-z]+/".to_owned()), "complete output"),
+    ] {
+        let error = compile(kind.clone()).err().unwrap_or_else(|| panic!("not refused: {kind:?}"));
+        assert!(error.contains(word), "{kind:?}: {error}");
+    }
 }

@@ -8,6 +8,7 @@ mod auto_calls;
 mod budgets;
 mod closing;
 mod conformance;
+mod limits;
 mod sampler;
 mod schemas;
 mod served;
