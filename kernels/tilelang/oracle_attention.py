@@ -7,8 +7,7 @@ empty sequences: a kernel that reads a token too many, or touches a padded row, 
 
 import numpy as np
 
-from oracle import (BF16_OUT, BF16_TWICE, EXACT, NAN_BF16, NONE, Expect, Problem, appended, output, random_bf16, rope_table, rotate,
-                    sampled_rows, to_bf16, to_float, untouched)
+from oracle import BF16_TWICE, EXACT, NAN_BF16, Expect, Problem, output, random_bf16, sampled_rows, to_float
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 64, 100, 128, 129, 255, 512, 777, 1024, 2048, 5000)
 """Lengths that meet every edge of pages, units, chunks and tiles."""
@@ -16,8 +15,6 @@ DEPTH_MAX = 4000
 """Tokens in the cache before a chunk, at most."""
 TABLE_STRIDE = 1031
 """Entries of a block-table row."""
-CONTEXT = 2048
-"""Positions of the rotary table."""
 ROWS_MAX, BLOCK = 160, 32
 """Rows of a chunk that are computed, and rows computed at a time."""
 
@@ -93,18 +90,14 @@ def ragged(lengths, chunks, heads, bound, rng):
     return Problem(arrays, expectations)
 
 
-def decode_lengths(page, sizes, bound, rng):
-    """Lengths of sequences with one query row; every fifth is empty where there are many."""
+def attend_decode(op, sizes, bound, rng):
+    """One query row a sequence; every fifth sequence is empty where there are many."""
+    page = op["heads"]["page_tokens"]
     longest = min((bound.kv_pages - 1) // sizes.seqs * page, LENGTHS[-1])
     edges = [n for n in LENGTHS if n <= longest][::-1][:sizes.seqs]
     lengths = edges + [int(n) for n in rng.integers(1, longest + 1, sizes.seqs - len(edges))]
     lengths = [lengths[i] for i in rng.permutation(sizes.seqs)]
-    return [0 if sizes.seqs > 4 and i % 5 == 4 else n for i, n in enumerate(lengths)]
-
-
-def attend_decode(op, sizes, bound, rng):
-    """One query row a sequence."""
-    lengths = decode_lengths(op["heads"]["page_tokens"], sizes, bound, rng)
+    lengths = [0 if sizes.seqs > 4 and i % 5 == 4 else n for i, n in enumerate(lengths)]
     return ragged(lengths, [1] * sizes.seqs, op["heads"], bound, rng)
 
 
@@ -126,50 +119,4 @@ def attend(op, manifest, sizes, bound, rng):
     return (attend_decode if op["phase"] == "decode" else attend_mixed)(op, sizes, bound, rng)
 
 
-def rope_attend(op, manifest, sizes, bound, rng):
-    """A decode step whose newest tokens the kernel appends itself.
-
-    Their slots and the rest of their pages hold NaN, or what a sequence before left there. Some tokens
-    have no slot: they are attended to and stored nowhere, and the table may have no page for them.
-    Empty sequences have a slot that must not be written.
-    """
-    heads = op["heads"]
-    q, kv, dim, page = heads["q"], heads["kv"], heads["dim"], heads["page_tokens"]
-    lengths = np.array(decode_lengths(page, sizes, bound, rng))
-    planes, tables, contents = cache(heads, lengths, bound, rng)
-    planes, unowned = [plane.reshape(-1, kv, dim) for plane in planes], tables[0, -1]
-    live = np.nonzero(lengths)[0]
-    x = random_bf16(rng, (bound.tokens, (q + 2 * kv) * dim))
-    x[np.setdiff1d(np.arange(bound.tokens), live)] = NAN_BF16
-    slots = np.full(bound.tokens, unowned * page, np.uint32)
-    for seq in live:
-        last = lengths[seq] - 1
-        slot, end = (int(tables[seq, last // page]) * page + last % page, (int(tables[seq, last // page]) + 1) * page)
-        for plane in planes:
-            plane[slot:end] = random_bf16(rng, (end - slot, kv, dim), 16.0) if rng.random() < 0.4 else NAN_BF16
-        slots[seq] = slot if rng.random() < 0.85 else NONE
-        if slots[seq] == NONE and last % page == 0:
-            tables[seq, last // page] = unowned
-    out = output(bound.tokens, q * dim, "bf16")
-    arrays = {
-        "x": x, "rope_table": rope_table(CONTEXT, dim), "k_plane": planes[0], "v_plane": planes[1], "out": out,
-        "input.positions": rng.integers(0, CONTEXT, bound.tokens, dtype=np.uint32), "input.kv_slots": slots,
-        "input.block_tables": tables, "input.kv_lens": np.pad(lengths, (0, bound.seqs - sizes.seqs)).astype(np.uint32),
-    }
-    expected = appended(arrays, heads, to_float(x[live]), live, BF16_OUT)
-    angles = arrays["rope_table"].astype(np.float64)[arrays["input.positions"][live]]
-    parts = to_float(x[live]).reshape(len(live), q + 2 * kv, dim)
-    rotated = to_float(to_bf16(rotate(parts[:, :q + kv], angles)))
-    results = []
-    for at, seq in enumerate(live):
-        keys, values = (to_float(rows) for rows in contents[seq])
-        keys[-1], values[-1] = rotated[at, q:], parts[at, q + kv:]
-        results.append(attention(rotated[at:at + 1, :q], keys, values, lengths[seq] - 1 + np.arange(1)).reshape(-1))
-    expected["out"] = Expect(np.stack(results), BF16_TWICE, live)
-    others = np.setdiff1d(np.arange(bound.tokens), live)
-    out[others] = random_bf16(rng, (len(others), q * dim))
-    expected["out#untouched"] = Expect(to_float(out[others]), EXACT, others)
-    return untouched(Problem(arrays, expected), slots[live])
-
-
-PROBLEMS = {"attend": attend, "rope_attend": rope_attend}
+PROBLEMS = {"attend": attend}
