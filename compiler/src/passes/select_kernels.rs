@@ -155,7 +155,6 @@ impl Cover<'_> {
             fused.extend(self.linear(linear, Some((node, eps))));
         }
         fused.extend(self.qkv(node, None));
-        fused.extend(self.rope_attend(node)?);
         fused.push(plain);
         Ok(fused)
     }
@@ -188,24 +187,6 @@ impl Cover<'_> {
             (Role::VPlane, Source::Fixed(Value::VPlane(layer))),
             (Role::Out, Source::Value(Graph::result(append))),
         ]
-    }
-
-    /// Rotation and append followed by attention of one query a sequence.
-    fn rope_attend(&self, append: NodeId) -> Result<Option<Candidate>, String> {
-        let Op::RopeAppend { q, kv, head_dim, .. } = self.graph.node(append).op else { return Ok(None) };
-        let readers = [0, 1].map(|result| self.graph.only_user(GraphValue { node: append, result }));
-        let [Some(attend), Some(other)] = readers else { return Ok(None) };
-        let is_attend = self.graph.node(attend).op == Op::Attend { q, kv, head_dim };
-        if attend != other || !is_attend || phase(self.class) != Phase::Decode {
-            return Ok(None);
-        }
-        let mut candidate = self.plain(append)?;
-        candidate.op = contract::Op::RopeAttend { heads: self.heads(q, kv, head_dim) };
-        candidate.nodes.push(attend);
-        (candidate.axis, candidate.out) = self.out(attend);
-        candidate.operands.retain(|(role, _)| *role != Role::Out);
-        candidate.operands.push((Role::Out, Source::Value(Graph::result(attend))));
-        Ok(Some(candidate))
     }
 
     fn linear(&self, node: NodeId, norm: Option<(NodeId, F32Bits)>) -> Option<Candidate> {

@@ -8,5 +8,4 @@ mod planning;
 mod profiles;
 mod pull;
 mod reproduce;
-mod selection;
 mod support;

@@ -10,7 +10,7 @@ use oxide_compile::profile::Profile;
 use oxide_compile::{CompileError, Request};
 use std::collections::BTreeMap;
 
-pub(crate) fn request(profile: &str, target: Target) -> Request {
+fn request(profile: &str, target: Target) -> Request {
     Request {
         profile: Profile::load(profile).expect("shipped"),
         target,
@@ -29,7 +29,7 @@ fn plan(profile: &str) -> RawPlan {
 }
 
 /// Buffers that live together in an entry share no byte; liveness is computed here from the steps.
-pub(crate) fn check_arena(plan: &RawPlan) {
+fn check_arena(plan: &RawPlan) {
     for entry in &plan.entries {
         let mut lives: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
         for (index, step) in entry.steps.iter().enumerate() {
