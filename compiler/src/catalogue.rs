@@ -168,7 +168,7 @@ fn cpu_has(contract: &Contract) -> bool {
     let op = match op {
         Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeAppend { .. } | Op::Attend { .. } | Op::TakeRows { .. } | Op::Sample { .. } => true,
         Op::Linear(Linear { norm, act, residual, .. }) => norm.is_none() && !(residual && act == Activation::SwiGlu),
-        Op::AddRmsNorm { .. } | Op::QkNorm { .. } | Op::QkvRopeAppend { .. } | Op::RopeAttend { .. } => false,
+        Op::AddRmsNorm { .. } | Op::QkNorm { .. } | Op::QkvRopeAppend { .. } => false,
     };
     types && op
 }

@@ -77,17 +77,6 @@ pub enum Op {
         /// Whether every sequence has exactly one query row.
         phase: Phase,
     },
-    /// [`Op::RopeAppend`], then [`Op::Attend`] of one query row a sequence, in one kernel: the decode
-    /// step's form. Q, K and V are rounded to the types of activations and planes after the rotation,
-    /// as the two in turn do. A sequence of length 0 is padding: its row, its slot and its pages are
-    /// neither read nor written. `kv_slots[s]` is where the block table has the newest token; a token
-    /// without a slot (`NONE`) is attended to as the newest of its sequence, and not appended.
-    /// Operands: `X` = `[q | k | v]` `[S, (q + 2·kv)·head_dim]`, `RopeTable`, `KPlane` and `VPlane` (read
-    /// and written), `Out` `[S, q·head_dim]`, optionally `Workspace`/`Counters` for split-KV.
-    RopeAttend {
-        /// Head geometry.
-        heads: Heads,
-    },
     /// `out[r] = x[logit_rows[r]]`. Operands: `X` `[T, dim]`, `Out` `[R, dim]`.
     TakeRows {
         /// Width of a row.
@@ -259,7 +248,6 @@ impl Op {
             Self::QkvRopeAppend { .. } => "qkv_rope_append",
             Self::Attend { phase: Phase::Decode, .. } => "attend_decode",
             Self::Attend { phase: Phase::Mixed, .. } => "attend_mixed",
-            Self::RopeAttend { .. } => "rope_attend",
             Self::TakeRows { .. } => "take_rows",
             Self::Sample { .. } => "sample",
         }
@@ -299,7 +287,7 @@ impl fmt::Display for Op {
             Self::QkNorm { heads, eps } => write!(f, "{heads} eps={eps}"),
             Self::Linear(linear) => write!(f, "{linear}"),
             Self::QkvRopeAppend { linear, heads } => write!(f, "{linear} {heads}"),
-            Self::RopeAppend { heads } | Self::Attend { heads, .. } | Self::RopeAttend { heads } => write!(f, "{heads}"),
+            Self::RopeAppend { heads } | Self::Attend { heads, .. } => write!(f, "{heads}"),
             Self::TakeRows { dim } => write!(f, "dim={dim}"),
             Self::Sample { vocab, vocab_known } => write!(f, "vocab={vocab} known={vocab_known}"),
         }

@@ -144,11 +144,7 @@ fn kernel_numbers<'a>(op: &'a mut oxide_bundle::contract::Op, numbers: &mut Vec<
         Op::Embed { vocab, dim } => numbers.extend([vocab, dim]),
         Op::RmsNorm { dim, .. } | Op::AddRmsNorm { dim, .. } | Op::TakeRows { dim } => numbers.push(dim),
         Op::Linear(linear) => numbers.extend([&mut linear.n, &mut linear.k]),
-        Op::RopeAppend { heads }
-        | Op::Attend { heads, .. }
-        | Op::RopeAttend { heads }
-        | Op::QkNorm { heads, .. }
-        | Op::QkvRopeAppend { heads, .. } => {
+        Op::RopeAppend { heads } | Op::Attend { heads, .. } | Op::QkNorm { heads, .. } | Op::QkvRopeAppend { heads, .. } => {
             numbers.extend([&mut heads.q, &mut heads.kv, &mut heads.dim, &mut heads.page_tokens]);
         }
         Op::Sample { vocab, vocab_known } => numbers.extend([vocab, vocab_known]),

@@ -79,11 +79,6 @@ const CASES: &[Case] = &[
         launch(plan, 0, 0).2.push(Operand { role: Role::Weight, value: Value::Weight(WeightId(0)) });
     }),
     ("plan_role", "e2 s3", "attend_decode cannot serve Mixed", |plan, _| *launch(plan, 2, 3).0 = KernelId(3)),
-    ("plan_role", "e2 s3", "rope_attend cannot serve Mixed", |plan, _| plan.kernels[4].contract.op = fused(plan.kernels[4].contract.op)),
-    ("plan_role", "e0 s3", "rope_attend lacks RopeTable", |plan, _| plan.kernels[3].contract.op = fused(plan.kernels[3].contract.op)),
-    ("plan_operand", "e1 s3", "X b2 q has 64 elements, 4 rows of 32 need 128", |plan, _| {
-        plan.kernels[3].contract.op = fused(plan.kernels[3].contract.op);
-    }),
     ("plan_operand", "e0 s0", "Weight w1 norm is bf16[16], allowed is bf16[64, 16]", |plan, _| {
         *operand(plan, 0, 0, Role::Weight) = Value::Weight(WeightId(1));
     }),
@@ -120,22 +115,6 @@ const CASES: &[Case] = &[
     ("plan_copy", "e0 s6", "copies 8192 bytes, b4 taken has 256", |plan, _| plan.entries[0].steps.insert(6, copy(0, 4))),
 ];
 
-/// The contract that rotates, appends and attends, of one that attends.
-fn fused(op: Op) -> Op {
-    let Op::Attend { heads, .. } = op else { panic!("{} does not attend", op.name()) };
-    Op::RopeAttend { heads }
-}
-
-/// Rotation and attention of the decode entries in one step.
-fn fuse_decode(plan: &mut RawPlan) {
-    plan.kernels[3].contract.op = fused(plan.kernels[3].contract.op);
-    for entry in 0..2 {
-        launch(plan, entry, 2).0.0 = 3;
-        plan.entries[entry].steps.remove(3);
-        *operand(plan, entry, 3, Role::X) = Value::Buffer(BufferId(2));
-    }
-}
-
 fn copy(from: u32, to: u32) -> Step {
     Step::Copy { from: BufferId(from), to: BufferId(to), bytes: Extent::lit(8192) }
 }
@@ -151,16 +130,6 @@ fn the_fixture_verifies() {
     let plan = Plan::verify(plan(), &manifest()).expect("the fixture is sound");
     assert_eq!(plan.entries().len(), 3);
     assert_eq!(manifest().ledger, ledger::ledger(plan.raw(), 28));
-}
-
-#[test]
-fn a_decode_step_may_rotate_and_attend_at_once() {
-    let mut plan = plan();
-    fuse_decode(&mut plan);
-    let plan = Plan::verify(plan, &manifest()).expect("the plan is sound");
-    let text = PlanText(plan.raw()).to_string();
-    assert!(text.contains("  k3 rope_attend.f32[q=2 kv=1 d=8 page=16]"), "{text}");
-    assert!(text.contains("  s2 k3 x=b1 rope=w3 k=kv.k0 v=kv.v0 out=b2"), "{text}");
 }
 
 #[test]

@@ -153,11 +153,7 @@ impl Case {
     /// Head geometry, of contracts with a cache.
     pub(crate) fn heads(&self) -> Option<Heads> {
         match self.op() {
-            Op::QkNorm { heads, .. }
-            | Op::RopeAppend { heads }
-            | Op::QkvRopeAppend { heads, .. }
-            | Op::Attend { heads, .. }
-            | Op::RopeAttend { heads } => Some(heads),
+            Op::QkNorm { heads, .. } | Op::RopeAppend { heads } | Op::QkvRopeAppend { heads, .. } | Op::Attend { heads, .. } => Some(heads),
             Op::Embed { .. } | Op::RmsNorm { .. } | Op::AddRmsNorm { .. } | Op::Linear(_) | Op::TakeRows { .. } | Op::Sample { .. } => None,
         }
     }
@@ -168,9 +164,7 @@ impl Case {
             Op::Embed { dim, .. } | Op::RmsNorm { dim, .. } | Op::AddRmsNorm { dim, .. } | Op::TakeRows { dim } => dim,
             Op::QkNorm { heads, .. } => heads.qkv_width(),
             Op::Linear(linear) => linear.out_width(),
-            Op::RopeAppend { heads } | Op::QkvRopeAppend { heads, .. } | Op::Attend { heads, .. } | Op::RopeAttend { heads } => {
-                heads.q * heads.dim
-            }
+            Op::RopeAppend { heads } | Op::QkvRopeAppend { heads, .. } | Op::Attend { heads, .. } => heads.q * heads.dim,
             Op::Sample { .. } => TOP_LOGPROBS_MAX,
         };
         width as usize
@@ -205,7 +199,7 @@ impl Case {
             Role::X => Footprint { declared: Vec::new(), free: only(0..usize::MAX) },
             Role::Output(slot) => self.sampled_footprint(slot),
             // Rows of sequences without context are nobody's.
-            Role::Out if matches!(self.op(), Op::Attend { .. } | Op::RopeAttend { .. }) => Footprint {
+            Role::Out if matches!(self.op(), Op::Attend { .. }) => Footprint {
                 declared: self.queries().into_iter().map(|query| query.row * width..(query.row + 1) * width).collect(),
                 free: only(0..rows_max * width),
             },
@@ -216,14 +210,10 @@ impl Case {
     fn plane_footprint(&self) -> Footprint {
         let Some(heads) = self.heads() else { return Footprint::default() };
         let width = (heads.kv * heads.dim) as usize;
-        let is_decode = matches!(self.op(), Op::RopeAttend { .. });
-        let slots = self.inputs.kv_slots.iter().enumerate();
-        let appended = slots.filter(|(row, slot)| **slot != NONE && !(is_decode && self.inputs.kv_lens[*row] == 0));
-        let declared = appended.map(|(_, slot)| *slot as usize * width..(*slot as usize + 1) * width).collect();
+        let slots = self.inputs.kv_slots.iter().filter(|slot| **slot != NONE).map(|slot| *slot as usize);
         let padding_page = (self.sizes.kv_pages as usize - 1) * heads.page_tokens as usize * width;
         let free = padding_page..padding_page + heads.page_tokens as usize * width;
-        // A kernel that knows the lengths appends nothing for padding.
-        Footprint { declared, free: if is_decode { Vec::new() } else { only(free) } }
+        Footprint { declared: slots.map(|slot| slot * width..(slot + 1) * width).collect(), free: only(free) }
     }
 
     fn sampled_footprint(&self, slot: oxide_bundle::step::OutputSlot) -> Footprint {

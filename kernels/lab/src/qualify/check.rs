@@ -240,7 +240,7 @@ impl Checker<'_> {
 fn multiplications(case: &Case) -> u64 {
     match case.op() {
         Op::Linear(linear) | Op::QkvRopeAppend { linear, .. } => case.rows() as u64 * u64::from(linear.n) * u64::from(linear.k),
-        Op::Attend { heads, .. } | Op::RopeAttend { heads } => {
+        Op::Attend { heads, .. } => {
             let visible: u64 = case.queries().iter().map(|query| u64::from(query.visible)).sum();
             visible * 2 * u64::from(heads.q * heads.dim)
         }

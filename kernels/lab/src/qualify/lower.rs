@@ -150,8 +150,7 @@ impl Lowerer<'_> {
             | Op::Linear(_)
             | Op::RopeAppend { .. }
             | Op::QkvRopeAppend { .. }
-            | Op::Attend { .. }
-            | Op::RopeAttend { .. } => {
+            | Op::Attend { .. } => {
                 self.rows(Role::X, rows_max, false);
             }
         }
@@ -234,12 +233,6 @@ impl Lowerer<'_> {
             Op::Attend { .. } => {
                 let last = inputs.query_starts.last().copied().unwrap_or(0);
                 self.words(InputSlot::QueryStarts, &inputs.query_starts, seqs + 1, last);
-                self.words(InputSlot::KvLens, &inputs.kv_lens, seqs, 0);
-                self.words(InputSlot::BlockTables, &inputs.block_tables, seqs * case.table_stride as usize, kv_pages - 1);
-            }
-            Op::RopeAttend { heads } => {
-                self.words(InputSlot::Positions, &inputs.positions, tokens, 0);
-                self.words(InputSlot::KvSlots, &inputs.kv_slots, tokens, (kv_pages - 1) * heads.page_tokens);
                 self.words(InputSlot::KvLens, &inputs.kv_lens, seqs, 0);
                 self.words(InputSlot::BlockTables, &inputs.block_tables, seqs * case.table_stride as usize, kv_pages - 1);
             }

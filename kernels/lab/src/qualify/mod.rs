@@ -15,8 +15,6 @@ mod problems;
 mod record;
 mod report;
 mod subject;
-#[cfg(test)]
-mod tests;
 mod twin;
 mod values;
 

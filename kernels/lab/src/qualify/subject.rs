@@ -197,7 +197,7 @@ fn artifact_problem(manifest: &ArtifactManifest, index: usize, seed: u64, random
     if axis == Sym::Rows && index == 3 {
         sizes.rows = 0;
     }
-    if matches!(manifest.contract.op, Op::Attend { phase: Phase::Decode, .. } | Op::RopeAttend { .. }) {
+    if matches!(manifest.contract.op, Op::Attend { phase: Phase::Decode, .. }) {
         (sizes.seqs, bound.seqs) = (sizes.tokens, bound.tokens);
     }
     (spec, sizes, bound)

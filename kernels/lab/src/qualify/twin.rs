@@ -8,7 +8,7 @@
 use super::lower::{WeightCache, guarded, laid_out, poison, source_row};
 use super::values::{as_type, round_bf16, widen};
 use oxide_bundle::artifact::ArtifactManifest;
-use oxide_bundle::contract::{Activation, Contract, Heads, Linear, Op, Phase, Role};
+use oxide_bundle::contract::{Activation, Contract, Heads, Linear, Op, Role};
 use oxide_bundle::dtype::{DType, F32Bits};
 use oxide_bundle::plan::{RowOrder, WeightLayout};
 use oxide_bundle::step::{InputSlot, NONE};
@@ -16,7 +16,6 @@ use oxide_runtime::device::cpu::CpuPlace;
 use oxide_runtime::device::cuda::KernelLaunch;
 use oxide_runtime::device::place::{Buffer, Image, KernelStep, PaddingRows, Place, Way};
 use oxide_runtime::device::{DeviceError, DeviceInfo};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The cpu device behind one manifest.
@@ -77,27 +76,7 @@ impl Operands {
         let len = values.len();
         self.add(role, Buffer { image: Arc::new(Image::F32(values)), start: 0, len, is_written })
     }
-
-    fn words(self, slot: InputSlot, words: Vec<u32>) -> Self {
-        let len = words.len();
-        self.add(Role::Input(slot), Buffer { image: Arc::new(Image::U32(words)), start: 0, len, is_written: false })
-    }
-
-    fn plane(self, role: Role, image: &Arc<Image>, is_written: bool) -> Self {
-        self.add(role, Buffer { image: Arc::clone(image), start: 0, len: image.len(), is_written })
-    }
 }
-
-/// Planes with one page more for each sequence, which holds what the sequence's last page does.
-struct OwnPages {
-    /// Block tables that name it in the place of the last page.
-    tables: Vec<u32>,
-    /// Slot of each sequence's newest token in it.
-    newest: Vec<u32>,
-    planes: [Arc<Image>; 2],
-}
-
-const PLANES: [Role; 2] = [Role::KPlane, Role::VPlane];
 
 struct Run<'a> {
     twin: &'a mut Twin,
@@ -151,7 +130,6 @@ impl Run<'_> {
                 let out = self.call(self.step.contract.op, operands, rows * width, WeightLayout::RowMajor)?;
                 self.put(Role::Out, &out);
             }
-            Op::RopeAttend { heads } => self.rope_attend(heads)?,
             Op::TakeRows { dim } => {
                 let x = self.values(Role::X, self.step.sizes.tokens as usize * dim as usize);
                 let operands = self.shared(&[Role::Input(InputSlot::LogitRows)]).f32(Role::X, x, false);
@@ -236,13 +214,21 @@ impl Run<'_> {
     fn rope_append(&mut self, heads: Heads, qkv: Vec<f32>) -> Result<(), DeviceError> {
         let rows = self.step.rows as usize;
         let padding = (self.step.sizes.kv_pages - 1) * heads.page_tokens;
-        // The cpu device appends every token: those without a slot go to the page that nobody reads.
-        let slots = self.words(InputSlot::KvSlots, rows).into_iter().map(|slot| if slot == NONE { padding } else { slot }).collect();
+        let slots = self.step.operand(Role::Input(InputSlot::KvSlots)).map(|index| &self.step.buffers[index]);
+        let slots: Vec<u32> = match slots.map(|buffer| (&*buffer.image, buffer.start)) {
+            // The cpu device appends every token: those without a slot go to the page that nobody reads.
+            Some((Image::U32(slots), start)) => {
+                slots[start..start + rows].iter().map(|slot| if *slot == NONE { padding } else { *slot }).collect()
+            }
+            _ => Vec::new(),
+        };
+        let len = slots.len();
+        let slots = Buffer { image: Arc::new(Image::U32(slots)), start: 0, len, is_written: false };
         let operands = self.shared(&[Role::Input(InputSlot::Positions), Role::RopeTable, Role::KPlane, Role::VPlane]);
         let (k, v) = (operands.roles.len() - 2, operands.roles.len() - 1);
         let count = rows * (heads.q * heads.dim) as usize;
         let out = vec![f32::NAN; count];
-        let operands = operands.f32(Role::X, qkv, false).words(InputSlot::KvSlots, slots).f32(Role::Out, out, true);
+        let operands = operands.f32(Role::X, qkv, false).add(Role::Input(InputSlot::KvSlots), slots).f32(Role::Out, out, true);
         let mut images = self.run(Op::RopeAppend { heads }, &operands, WeightLayout::RowMajor)?;
         if let Some(out) = images.pop().flatten() {
             self.put(Role::Out, &widen(&out, 0, count));
@@ -253,86 +239,6 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The first `count` words of a step input.
-    fn words(&self, slot: InputSlot, count: usize) -> Vec<u32> {
-        let buffer = self.step.operand(Role::Input(slot)).map(|index| &self.step.buffers[index]);
-        match buffer.map(|buffer| (&*buffer.image, buffer.start)) {
-            Some((Image::U32(words), start)) => words[start..start + count].to_vec(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Rotation and append, then attention. Each sequence's newest token goes to a page of its own, so that
-    /// a token without a slot is attended to and no page of the pool is written for it.
-    fn rope_attend(&mut self, heads: Heads) -> Result<(), DeviceError> {
-        let rows = self.step.rows as usize;
-        let width = (heads.kv * heads.dim) as usize;
-        let lens = self.words(InputSlot::KvLens, rows);
-        let mut own = self.own_pages(&lens, heads.page_tokens as usize, width);
-        let q = self.rotate_to(&mut own, heads)?;
-        let operands = Operands::default().words(InputSlot::QueryStarts, (0..=rows as u32).collect());
-        let operands = operands.words(InputSlot::KvLens, lens.clone()).words(InputSlot::BlockTables, own.tables);
-        let count = q.len();
-        let operands =
-            operands.f32(Role::X, q, false).plane(Role::KPlane, &own.planes[0], false).plane(Role::VPlane, &own.planes[1], false);
-        let out = self.call(Op::Attend { heads, phase: Phase::Decode }, operands, count, WeightLayout::RowMajor)?;
-        self.put(Role::Out, &out);
-        let slots = self.words(InputSlot::KvSlots, rows);
-        for row in (0..rows).filter(|row| lens[*row] > 0 && slots[*row] != NONE) {
-            let from = own.newest[row] as usize * width;
-            for (role, plane) in PLANES.into_iter().zip(&own.planes) {
-                self.put_row(role, slots[row] as usize * width, plane, from..from + width);
-            }
-        }
-        Ok(())
-    }
-
-    fn own_pages(&self, lens: &[u32], page: usize, width: usize) -> OwnPages {
-        let (stride, pages, elements) = (self.step.table_stride as usize, self.step.sizes.kv_pages as usize, page * width);
-        let mut tables = self.words(InputSlot::BlockTables, lens.len() * stride);
-        let last = |len: u32| (len as usize).saturating_sub(1);
-        let newest = lens.iter().enumerate().map(|(seq, len)| ((pages + seq) * page + last(*len) % page) as u32).collect();
-        let planes = PLANES.map(|role| {
-            let mut plane = poison(DType::Bf16, (pages + lens.len()) * elements);
-            let Some(pool) = self.step.operand(role).map(|index| &self.step.buffers[index]) else { return Arc::new(plane) };
-            copy(&mut plane, 0, &pool.image, pool.start..pool.start + pages * elements);
-            for (seq, len) in lens.iter().enumerate().filter(|(_, len)| **len > 0) {
-                let from = pool.start + tables[seq * stride + last(*len) / page] as usize * elements;
-                copy(&mut plane, (pages + seq) * elements, &pool.image, from..from + elements);
-            }
-            Arc::new(plane)
-        });
-        for (seq, len) in lens.iter().enumerate().filter(|(_, len)| **len > 0) {
-            tables[seq * stride + last(*len) / page] = (pages + seq) as u32;
-        }
-        OwnPages { tables, newest, planes }
-    }
-
-    /// Appends every row to its own page. Q, rounded as a kernel rounds it.
-    fn rotate_to(&mut self, own: &mut OwnPages, heads: Heads) -> Result<Vec<f32>, DeviceError> {
-        let rows = self.step.rows as usize;
-        let count = rows * (heads.q * heads.dim) as usize;
-        let operands = self.shared(&[Role::Input(InputSlot::Positions), Role::RopeTable]).words(InputSlot::KvSlots, own.newest.clone());
-        let operands = operands.f32(Role::X, self.values(Role::X, rows * heads.qkv_width() as usize), false);
-        let operands = operands.plane(Role::KPlane, &own.planes[0], true).plane(Role::VPlane, &own.planes[1], true);
-        let operands = operands.f32(Role::Out, vec![f32::NAN; count], true);
-        let mut images = self.run(Op::RopeAppend { heads }, &operands, WeightLayout::RowMajor)?;
-        let [Some(Some(q)), Some(Some(v)), Some(Some(k))] = [images.pop(), images.pop(), images.pop()] else {
-            return Err(DeviceError::Failed { message: "the cpu device returned no planes".to_owned() });
-        };
-        own.planes = [k, v].map(Arc::new);
-        Ok(widen(&q, 0, count).into_iter().map(round_bf16).collect())
-    }
-
-    /// Stores elements of an image from an element of a written operand of the same type on.
-    fn put_row(&mut self, role: Role, at: usize, from: &Image, range: Range<usize>) {
-        let Some(index) = self.step.operand(role) else { return };
-        let start = self.step.buffers[index].start;
-        if let Some(image) = &mut self.images[index] {
-            copy(image, start + at, from, range);
-        }
     }
 
     fn sample(&mut self) -> Result<(), DeviceError> {
@@ -358,12 +264,6 @@ impl Run<'_> {
         let at = start * image.element_bytes();
         image.bytes_mut()[at..at + rounded.bytes().len()].copy_from_slice(rounded.bytes());
     }
-}
-
-/// Copies elements between images of one type.
-fn copy(to: &mut Image, at: usize, from: &Image, range: Range<usize>) {
-    let bytes = from.element_bytes();
-    to.bytes_mut()[at * bytes..][..range.len() * bytes].copy_from_slice(&from.bytes()[range.start * bytes..range.end * bytes]);
 }
 
 /// A weight or bias of an sm90 kernel in the cpu device's layout.

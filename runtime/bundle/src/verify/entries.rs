@@ -107,7 +107,7 @@ impl<'a> StepChecker<'a> {
 
     /// A decode kernel takes one row a sequence, so it cannot serve a mixed class.
     fn phase(&mut self, contract: &Contract) {
-        if matches!(contract.op, Op::Attend { phase: Phase::Decode, .. } | Op::RopeAttend { .. })
+        if let Op::Attend { phase: Phase::Decode, .. } = contract.op
             && matches!(self.class, BatchClass::Mixed { .. })
         {
             self.fail(PlanErrorKind::BadRole, format!("{} cannot serve {:?}", contract.op.name(), self.class));

@@ -75,8 +75,7 @@ pub(super) fn needs(contract: &Contract) -> Vec<(Role, Need)> {
             vec![(Role::X, activation(Axis::Tokens, heads.qkv_width(), act)), (Role::NormWeight, matrix(&[2, heads.dim]))]
         }
         Op::Linear(linear) => linear_needs(&linear, contract, Axis::Any, Some(linear.out_width())),
-        // One row a sequence is one row a token in the classes that have it.
-        Op::RopeAppend { heads } | Op::RopeAttend { heads } => {
+        Op::RopeAppend { heads } => {
             let mut needs = vec![(Role::X, activation(Axis::Tokens, heads.qkv_width(), act))];
             needs.extend(append_needs(heads.dim / 2));
             needs.push((Role::Out, activation(Axis::Tokens, heads.q * heads.dim, out)));
@@ -119,7 +118,6 @@ pub(super) fn may_alias_out(op: &Op, role: Role) -> bool {
         | Op::RopeAppend { .. }
         | Op::QkvRopeAppend { .. }
         | Op::Attend { .. }
-        | Op::RopeAttend { .. }
         | Op::TakeRows { .. }
         | Op::Sample { .. } => false,
     }

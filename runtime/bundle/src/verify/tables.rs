@@ -237,9 +237,7 @@ pub(super) fn dimension_fault(contract: &Contract, raw: &RawPlan) -> Option<Stri
     match &contract.op {
         Op::Embed { vocab, dim } => width_fault("vocabulary", *vocab).or_else(|| width_fault("width", *dim)),
         Op::RmsNorm { dim, .. } | Op::AddRmsNorm { dim, .. } | Op::TakeRows { dim } => width_fault("width", *dim),
-        Op::QkNorm { heads, .. } | Op::RopeAppend { heads } | Op::Attend { heads, .. } | Op::RopeAttend { heads } => {
-            heads_fault(heads, raw)
-        }
+        Op::QkNorm { heads, .. } | Op::RopeAppend { heads } | Op::Attend { heads, .. } => heads_fault(heads, raw),
         Op::Linear(linear) => linear_fault(linear),
         Op::QkvRopeAppend { linear, heads } => linear_fault(linear).or_else(|| heads_fault(heads, raw)).or_else(|| {
             let plain = linear.act == Activation::None && !linear.residual && linear.n == heads.qkv_width();

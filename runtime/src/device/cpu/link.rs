@@ -105,7 +105,7 @@ pub fn supports(contract: &Contract) -> bool {
             Op::QkNorm { heads, .. } | Op::RopeAppend { heads } => heads_fit(heads),
             Op::Attend { heads, .. } => heads_fit(heads) && heads.dim % 16 == 0 && (heads.q / heads.kv) as usize <= ROW_HEADS_MAX,
             Op::Linear(linear) => linear_fits(linear),
-            Op::QkvRopeAppend { .. } | Op::RopeAttend { .. } => false,
+            Op::QkvRopeAppend { .. } => false,
         }
 }
 
@@ -206,7 +206,7 @@ impl Linker<'_> {
             Op::Attend { heads, .. } => operands.attend(heads),
             Op::TakeRows { dim } => operands.take_rows(dim),
             Op::Sample { vocab, vocab_known } => operands.sample(vocab, vocab_known),
-            Op::QkvRopeAppend { .. } | Op::RopeAttend { .. } => Err("has no code on the cpu device".to_owned()),
+            Op::QkvRopeAppend { .. } => Err("has no code on the cpu device".to_owned()),
         }
     }
 

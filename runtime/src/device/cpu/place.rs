@@ -196,9 +196,7 @@ impl Run<'_, '_> {
             Op::Attend { heads, .. } => self.attend(heads),
             Op::TakeRows { dim } => self.take_rows(dim as usize),
             Op::Sample { vocab, vocab_known } => self.sample(vocab as usize, vocab_known as usize),
-            Op::QkvRopeAppend { .. } | Op::RopeAttend { .. } => {
-                Err(failed(format!("the cpu device runs no fused {}", self.step.contract.op.name())))
-            }
+            Op::QkvRopeAppend { .. } => Err(failed("the cpu device runs no fused projection".to_owned())),
         }
     }
 

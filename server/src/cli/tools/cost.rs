@@ -1,6 +1,6 @@
 //! What a step moves and computes at the bound of its class. Arithmetic on the plan; nothing is measured.
 
-use oxide_bundle::contract::{Heads, Linear, Op, Role};
+use oxide_bundle::contract::{Linear, Op, Role};
 use oxide_bundle::plan::{BatchClass, Bindings, EntryDecl, KvGeometry, Operand, Plan, Step, Sym, Value};
 
 /// Bytes and floating-point operations.
@@ -80,8 +80,7 @@ fn kv_bytes(kv: &KvGeometry, class: BatchClass, context: u32, op: &Op) -> u64 {
     let layer_token_bytes = 2 * u64::from(kv.kv_heads) * u64::from(kv.head_dim) * kv.dtype.bytes();
     match op {
         Op::RopeAppend { .. } | Op::QkvRopeAppend { .. } => layer_token_bytes * tokens,
-        // The newest token of a sequence is written here and not read.
-        Op::Attend { .. } | Op::RopeAttend { .. } => layer_token_bytes * u64::from(context) * seqs,
+        Op::Attend { .. } => layer_token_bytes * u64::from(context) * seqs,
         Op::Embed { .. } | Op::RmsNorm { .. } | Op::AddRmsNorm { .. } | Op::QkNorm { .. } => 0,
         Op::Linear(_) | Op::TakeRows { .. } | Op::Sample { .. } => 0,
     }
@@ -106,16 +105,13 @@ fn rows(plan: &Plan, class: BatchClass, operands: &[Operand]) -> u64 {
 fn flops(class: BatchClass, context: u32, op: &Op, rows: u64) -> u64 {
     let (tokens, seqs) = (u64::from(class.tokens_max()), u64::from(class.seqs_max()));
     let linear = |linear: &Linear| 2 * u64::from(linear.n) * u64::from(linear.k) * rows;
-    let attend = |heads: &Heads| 4 * u64::from(heads.q) * u64::from(heads.dim) * u64::from(context) * tokens;
-    let rotate = |heads: &Heads| 3 * u64::from((heads.q + heads.kv) * heads.dim) * tokens;
     match op {
         Op::Linear(found) | Op::QkvRopeAppend { linear: found, .. } => linear(found),
-        Op::Attend { heads, .. } => attend(heads),
-        Op::RopeAttend { heads } => rotate(heads) + attend(heads),
+        Op::Attend { heads, .. } => 4 * u64::from(heads.q) * u64::from(heads.dim) * u64::from(context) * tokens,
         Op::RmsNorm { dim, .. } => 4 * u64::from(*dim) * rows,
         Op::AddRmsNorm { dim, .. } => 5 * u64::from(*dim) * rows,
         Op::QkNorm { heads, .. } => 4 * u64::from((heads.q + heads.kv) * heads.dim) * tokens,
-        Op::RopeAppend { heads } => rotate(heads),
+        Op::RopeAppend { heads } => 3 * u64::from((heads.q + heads.kv) * heads.dim) * tokens,
         Op::Sample { vocab, .. } => 4 * u64::from(*vocab) * seqs,
         Op::Embed { .. } | Op::TakeRows { .. } => 0,
     }

@@ -128,19 +128,8 @@ fn expect_appended(case: &Case, heads: Heads, rows: &[usize], qkv: impl Fn(usize
     vec![out, k, v]
 }
 
-/// A sequence of a step.
-#[derive(Copy, Clone)]
-struct Sequence {
-    /// Query rows.
-    chunk: usize,
-    /// Tokens, those of the step included.
-    length: usize,
-    /// Tokens that are in the cache before the kernel runs.
-    cached: usize,
-}
-
-/// Sequences whose new tokens are in the cache already.
-fn sequences(draw: &mut Draw<'_>, phase: Phase, page: usize) -> Vec<Sequence> {
+/// Sequences of a step: new tokens, and tokens in the cache once they are appended.
+fn sequences(draw: &mut Draw<'_>, phase: Phase, page: usize) -> Vec<(usize, usize)> {
     let Bindings { tokens, seqs, kv_pages, .. } = draw.sizes;
     let (tokens, seqs) = (tokens as usize, seqs as usize);
     let chunks = match phase {
@@ -158,8 +147,7 @@ fn sequences(draw: &mut Draw<'_>, phase: Phase, page: usize) -> Vec<Sequence> {
             _ => LENGTHS[(first + seq) % LENGTHS.len()].saturating_sub(chunk).min(depth),
         };
         let is_empty = draw.spec.is_sm90 && phase == Phase::Decode && seqs > 4 && seq % 5 == 4;
-        let length = if is_empty { 0 } else { chunk + more };
-        sequences.push(Sequence { chunk, length, cached: length });
+        sequences.push((chunk, if is_empty { 0 } else { chunk + more }));
     }
     sequences
 }
@@ -223,11 +211,11 @@ fn queries(draw: &mut Draw<'_>, heads: Heads, tokens: usize) -> Tensor {
     Tensor { role: Role::X, width, image: Arc::new(as_type(values, draw.spec.contract.act)) }
 }
 
-fn fill_cache(draw: &mut Draw<'_>, heads: Heads, sequences: &[Sequence], case: &mut Case) {
+fn fill_cache(draw: &mut Draw<'_>, heads: Heads, sequences: &[(usize, usize)], case: &mut Case) {
     let page = heads.page_tokens as usize;
     let width = (heads.kv * heads.dim) as usize;
     let pages = case.sizes.kv_pages as usize;
-    let stride = sequences.iter().map(|sequence| sequence.length.div_ceil(page)).max().unwrap_or(0) + 1 + below(draw.random, 4);
+    let stride = sequences.iter().map(|(_, length)| length.div_ceil(page)).max().unwrap_or(0) + 1 + below(draw.random, 4);
     case.table_stride = stride as u32;
     let mut free: Vec<u32> = (0..pages as u32 - 1).collect();
     shuffle(draw.random, &mut free);
@@ -236,9 +224,9 @@ fn fill_cache(draw: &mut Draw<'_>, heads: Heads, sequences: &[Sequence], case: &
     let mut planes = [poison(dtype, pages * page * width), poison(dtype, pages * page * width)];
     case.inputs.query_starts = vec![0];
     let scale = if matches!(draw.style, Style::Large | Style::Outliers) { 10 } else { 0 };
-    for Sequence { chunk, length, cached } in sequences {
+    for (chunk, length) in sequences {
         let mut table: Vec<u32> = (0..length.div_ceil(page)).map(|_| free.pop().unwrap_or(unowned)).collect();
-        for position in 0..*cached {
+        for position in 0..*length {
             let slot = table[position / page] as usize * page + position % page;
             let is_tied = draw.style == Style::Ties;
             for (plane, exponent) in planes.iter_mut().zip([-1, scale]) {
@@ -258,96 +246,6 @@ fn fill_cache(draw: &mut Draw<'_>, heads: Heads, sequences: &[Sequence], case: &
     }
 }
 
-/// A decode step whose newest tokens the kernel appends itself. Their slots and the rest of their pages
-/// hold NaN, or what a sequence before left there.
-pub(super) fn rope_attend(draw: &mut Draw<'_>, heads: Heads) -> Case {
-    let page = heads.page_tokens as usize;
-    let sequences = growing(draw, page);
-    // Room for a NaN page and the padding page, and a page that nobody owns.
-    let pages = sequences.iter().map(|sequence| sequence.length.div_ceil(page)).sum::<usize>() + 3;
-    (draw.sizes.kv_pages, draw.bound.kv_pages) = (pages as u32, pages as u32);
-    let mut case = draw.case(Vec::new());
-    case.tensors.push(newest_rows(draw, heads, &sequences));
-    case.tensors.push(rope_table(heads.dim as usize));
-    fill_cache(draw, heads, &sequences, &mut case);
-    give_slots(draw, heads, &mut case);
-    let edges = [CONTEXT - 1, 0, 1];
-    let position = |seq: usize| if seq < edges.len() { edges[seq] } else { below(draw.random, CONTEXT) };
-    case.inputs.positions = (0..sequences.len()).map(position).map(|position| position as u32).collect();
-    case
-}
-
-/// Sequences of one new token: some alone, some first or last in a page, long ones beside short ones, and
-/// every fifth is padding.
-fn growing(draw: &mut Draw<'_>, page: usize) -> Vec<Sequence> {
-    let seqs = draw.sizes.seqs as usize;
-    let depth = if seqs <= 8 { 8300 } else { 700 };
-    let (first, long) = (below(draw.random, LENGTHS.len()), below(draw.random, 2 * seqs));
-    let mut sequences = Vec::new();
-    for seq in 0..seqs {
-        let length = match draw.random.below(4) {
-            _ if seqs > 4 && seq % 5 == 4 => 0,
-            _ if seq == long => 2000 + below(draw.random, 6300),
-            0 => pick(draw.random, &[1, page, page + 1]),
-            1 => 1 + below(draw.random, depth),
-            2 => (1 + below(draw.random, 20)) * page + below(draw.random, 2),
-            _ => LENGTHS[(first + seq) % LENGTHS.len()],
-        };
-        sequences.push(Sequence { chunk: 1, length, cached: length.saturating_sub(1) });
-    }
-    sequences
-}
-
-/// `[q | k | v]` as moderate as [`queries`] and the cache; poison for padding.
-fn newest_rows(draw: &mut Draw<'_>, heads: Heads, sequences: &[Sequence]) -> Tensor {
-    let (width, v_width) = (heads.qkv_width() as usize, (heads.kv * heads.dim) as usize);
-    let (style, v_scale) = match draw.style {
-        Style::Large | Style::Outliers => (Style::Plain, f32::powi(2.0, 10)),
-        style @ (Style::Plain | Style::Zeros | Style::Denormals | Style::Ties) => (style, 0.5),
-    };
-    let image = values::activations(draw.random, style, sequences.len(), width, DType::F32);
-    let Image::F32(mut values) = image else { unreachable!("asked for f32") };
-    for (row, sequence) in values.chunks_exact_mut(width).zip(sequences) {
-        let (qk, v) = row.split_at_mut(width - v_width);
-        qk.iter_mut().for_each(|value| *value *= 0.5);
-        v.iter_mut().for_each(|value| *value *= v_scale);
-        if sequence.length == 0 {
-            row.fill(f32::NAN);
-        }
-    }
-    Tensor { role: Role::X, width, image: Arc::new(as_type(values, draw.spec.contract.act)) }
-}
-
-/// Slots of the newest tokens: that of the block table, now and then none. Padding has a slot that must
-/// not be written.
-fn give_slots(draw: &mut Draw<'_>, heads: Heads, case: &mut Case) {
-    let (page, stride) = (heads.page_tokens as usize, case.table_stride as usize);
-    let (dtype, width) = (draw.spec.contract.kv, (heads.kv * heads.dim) as usize);
-    let padding = (case.sizes.kv_pages as usize - 1) * page;
-    // The last entry of a row is never a sequence's.
-    let unowned = case.inputs.block_tables[stride - 1];
-    for (seq, length) in case.inputs.kv_lens.iter().enumerate() {
-        let Some(last) = (*length as usize).checked_sub(1) else {
-            case.inputs.kv_slots.push((padding + seq % page) as u32);
-            continue;
-        };
-        let entry = &mut case.inputs.block_tables[seq * stride + last / page];
-        let (owned, offset) = (*entry as usize * page, last % page);
-        let is_kept = draw.random.percent(85);
-        if !is_kept && offset == 0 {
-            // Nothing was allotted for a token that is not kept.
-            *entry = unowned;
-        }
-        case.inputs.kv_slots.push(if is_kept { (owned + offset) as u32 } else { NONE });
-        if draw.random.percent(40) {
-            for tensor in case.tensors.iter_mut().filter(|tensor| matches!(tensor.role, Role::KPlane | Role::VPlane)) {
-                let stale = (0..(page - offset) * width).map(|_| plain(draw.random, 4)).collect();
-                put(Arc::make_mut(&mut tensor.image), (owned + offset) * width, stale, dtype);
-            }
-        }
-    }
-}
-
 fn put(plane: &mut Image, at: usize, row: Vec<f32>, dtype: DType) {
     let bytes = as_type(row, dtype);
     let start = at * plane.element_bytes();
@@ -355,80 +253,24 @@ fn put(plane: &mut Image, at: usize, row: Vec<f32>, dtype: DType) {
 }
 
 pub(super) fn expect_attend(case: &Case, heads: Heads) -> Vec<Expect> {
-    let planes = [Role::KPlane, Role::VPlane].map(|role| case.tensor(role).all());
-    let abs: Vec<f32> = planes[1].iter().map(|v| v.abs()).collect();
-    vec![expect_attended(case, |query| {
-        let run = |v: &[f32]| attend_one(case, heads, query, &planes[0], v);
-        (run(&planes[1]), run(&abs))
-    })]
-}
-
-/// The new rows of the planes, and attention over the cache with them.
-pub(super) fn expect_rope_attend(case: &Case, heads: Heads) -> Vec<Expect> {
-    let x = case.tensor(Role::X);
-    let rows: Vec<usize> = case.queries().into_iter().map(|query| query.row).collect();
-    let row = |row: usize| Dots { want: x.row(row).into_iter().map(f64::from).collect(), error: vec![0.0; x.width] };
-    let mut expected = expect_appended(case, heads, &rows, row);
-    expected.retain(|expect| expect.role != Role::Out);
-    expected.push(expect_attended(case, |query| attend_newest(case, heads, query)));
-    expected
-}
-
-/// Q, K and V of a row after the rotation, as a kernel rounds them.
-fn newest(case: &Case, heads: Heads, row: usize) -> [Vec<f32>; 3] {
-    let rounded = |values: &[f64], dtype: DType| {
-        let image = as_type(values.iter().map(|value| *value as f32).collect(), dtype);
-        values::widen(&image, 0, image.len())
-    };
-    let angles = case.tensor(Role::RopeTable).row(case.inputs.positions[row] as usize);
-    let x = case.tensor(Role::X).row(row);
-    let (qk, v) = x.split_at(x.len() - (heads.kv * heads.dim) as usize);
-    let rotated: Vec<f64> = qk.chunks_exact(heads.dim as usize).flat_map(|head| reference::rope(head, &angles)).collect();
-    let (q, k) = rotated.split_at((heads.q * heads.dim) as usize);
-    let contract = case.spec.contract;
-    [rounded(q, contract.act), rounded(k, contract.kv), v.to_vec()]
-}
-
-/// Results of a query, and of the same with the magnitudes of V, over a copy of its sequence's rows.
-fn attend_newest(case: &Case, heads: Heads, query: Query) -> (Vec<f64>, Vec<f64>) {
-    let (page, stride) = (heads.page_tokens as usize, case.table_stride as usize);
-    let [q, k, v] = newest(case, heads, query.row);
-    let table = &case.inputs.block_tables[query.seq * stride..][..stride];
-    let slot = |position: usize| table[position / page] as usize * page + position % page;
-    let gathered = |role: Role, newest: &[f32]| -> Vec<f32> {
-        let plane = case.tensor(role);
-        let cached = (0..query.visible as usize - 1).flat_map(|position| plane.row(slot(position)));
-        cached.chain(newest.iter().copied()).collect()
-    };
-    let (k_plane, v_plane) = (gathered(Role::KPlane, &k), gathered(Role::VPlane, &v));
-    let abs: Vec<f32> = v_plane.iter().map(|v| v.abs()).collect();
-    let block_tables: Vec<u32> = (0..query.visible.div_ceil(heads.page_tokens)).collect();
-    let kv_lens = [query.visible];
-    let inputs = |v_plane| AttendInputs {
-        heads,
-        q: &q,
-        k_plane: &k_plane,
-        v_plane,
-        query_starts: &[0, 1],
-        kv_lens: &kv_lens,
-        block_tables: &block_tables,
-        table_stride: block_tables.len(),
-    };
-    (reference::attend(inputs(&v_plane)), reference::attend(inputs(&abs)))
-}
-
-/// Some query rows, as `attend` computes each and the magnitudes that its error is a share of.
-fn expect_attended(case: &Case, attend: impl Fn(Query) -> (Vec<f64>, Vec<f64>) + Sync) -> Expect {
     let queries = case.queries();
     let chosen = sampled(queries.len(), QUERIES_MAX);
-    let results: Vec<_> = chosen.par_iter().map(|i| (queries[*i].row, attend(queries[*i]))).collect();
+    let planes = [Role::KPlane, Role::VPlane].map(|role| case.tensor(role).all());
+    let abs: Vec<f32> = planes[1].iter().map(|v| v.abs()).collect();
+    let results: Vec<_> = chosen
+        .par_iter()
+        .map(|i| {
+            let run = |v: &[f32]| attend_one(case, heads, queries[*i], &planes[0], v);
+            (queries[*i].row, run(&planes[1]), run(&abs))
+        })
+        .collect();
     let share = if case.spec.is_sm90 { SM90_ATTEND } else { CPU_ATTEND };
     let stored = if case.out_dtype() == DType::Bf16 { BF16_STORE } else { 0.0 };
     let mut out = Expect::new(Role::Out, ATTEND);
-    for (row, (want, sizes)) in results {
+    for (row, want, sizes) in results {
         out.row(row * case.out_width(), want, |i, want| share * sizes[i] + stored * want.abs() + TINY);
     }
-    out
+    vec![out]
 }
 
 fn attend_one(case: &Case, heads: Heads, query: Query, k_plane: &[f32], v_plane: &[f32]) -> Vec<f64> {

@@ -57,7 +57,6 @@ pub(crate) fn make(draw: &mut Draw<'_>) -> Case {
         Op::RopeAppend { heads } => attention::rope_append(draw, heads),
         Op::QkvRopeAppend { linear, heads } => attention::qkv_rope_append(draw, linear, heads),
         Op::Attend { heads, phase } => attention::attend(draw, heads, phase),
-        Op::RopeAttend { heads } => attention::rope_attend(draw, heads),
         Op::Sample { vocab, vocab_known } => sampling::sample(draw, vocab as usize, vocab_known as usize),
     }
 }
@@ -74,7 +73,6 @@ pub(crate) fn expect(case: &Case) -> Vec<Expect> {
         Op::RopeAppend { heads } => attention::expect_rope_append(case, heads),
         Op::QkvRopeAppend { linear, heads } => attention::expect_qkv_rope_append(case, linear, heads),
         Op::Attend { heads, .. } => attention::expect_attend(case, heads),
-        Op::RopeAttend { heads } => attention::expect_rope_attend(case, heads),
         Op::Sample { vocab_known, .. } => sampling::expect_sample(case, vocab_known as usize),
     }
 }

@@ -93,7 +93,7 @@ fn colour(op: &Op) -> &'static str {
         Op::RmsNorm { .. } | Op::AddRmsNorm { .. } | Op::QkNorm { .. } => "norm",
         Op::Linear(_) => "linear",
         Op::RopeAppend { .. } | Op::QkvRopeAppend { .. } => "rope",
-        Op::Attend { .. } | Op::RopeAttend { .. } => "attend",
+        Op::Attend { .. } => "attend",
         Op::Sample { .. } => "sample",
     }
 }
