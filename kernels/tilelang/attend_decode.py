@@ -19,7 +19,7 @@ their room; the first block always waits, so that the kernel never ends before i
 rest of a page nor unused table entries need hold anything.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from artifact import READ_WRITE, SEQS, WRITE, Artifact, Operand, Scalar, Scratch
 from contracts import K_PLANE, OUT, V_PLANE, X, contract, counters, domain, heads, input_slot, scalar, span, sym, workspace
@@ -30,8 +30,8 @@ UNIT = 16
 """Tokens of a unit: the rows of one MMA. A page holds a whole number of units."""
 HEADS = 8
 """Query heads of a group, padded: the columns of one MMA."""
-FEW = 8
-"""Sequences up to which a step waits for latency, not bandwidth."""
+FEW, SOME = 8, 64
+"""Sequences up to which a step waits for latency, not bandwidth; and up to which one large block an SM is quicker than two."""
 NEG = -1e30
 LOG2E = 1.4426950408889634
 
@@ -54,7 +54,8 @@ class Tuning:
 
 
 LATENCY = Tuning(seqs_max=32, warps=8, resident=1, grid=132, splits_max=64, units_min=8, units_max=32, overhead=4, batch=16)
-THROUGHPUT = Tuning(seqs_max=SEQS_MAX, warps=6, resident=2, grid=264, splits_max=32, units_min=8, units_max=32, overhead=4, batch=8)
+BALANCED = replace(LATENCY, seqs_max=SOME, units_min=16, units_max=128)
+THROUGHPUT = Tuning(seqs_max=SEQS_MAX, warps=6, resident=2, grid=264, splits_max=32, units_min=8, units_max=128, overhead=4, batch=8)
 
 
 @T.macro
@@ -481,11 +482,12 @@ def _declare(q, kv, dim, page, variant, t, most):
 
 
 def artifacts():
-    """A kernel for few sequences and one for many, for the head geometry of every model."""
+    """For the head geometry of every model a kernel for many sequences, and for wide heads one for few and one for some."""
     found = []
     for m in MODELS:
         for page in PAGE_TOKENS:
-            found.append(_declare(m.q, m.kv, m.head_dim, page, "wide", THROUGHPUT, SEQS_MAX))
+            declare = lambda variant, t, most, m=m, page=page: _declare(m.q, m.kv, m.head_dim, page, variant, t, most)
+            found.append(declare("wide", THROUGHPUT, SEQS_MAX))
             if m.head_dim == 128:
-                found.append(_declare(m.q, m.kv, m.head_dim, page, "few", LATENCY, FEW))
+                found += [declare("few", LATENCY, FEW), declare("some", BALANCED, SOME)]
     return found

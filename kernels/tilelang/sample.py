@@ -175,6 +175,14 @@ def forgive(value, count, words, result):
         result[0] = result[0] / T.reinterpret(words[REPETITION], F32)
 
 
+@T.macro
+def log_probability(logit, peak, result):
+    """`ln(exp(logit) / Σ exp)`; a maximum of +∞ takes all, shared by nobody."""
+    result[0] = logit - peak[0] - T.log2(peak[2]) * LN2
+    if peak[0] == T.infinity(F32):
+        result[0] = T.if_then_else(logit == peak[0], 0.0, -T.infinity(F32))
+
+
 # ---- maximum of a row ----------------------------------------------------------------------------
 
 # A peak: 0 largest logit, 1 its id (as bits), 2 Σ exp(logit − largest), 3 whether there is a NaN.
@@ -702,7 +710,8 @@ def sample(vocab, known):
                                     if turn == 0:
                                         if thread == 0:
                                             top_ids[row, stage] = pick[2]
-                                            top_logprobs[row, stage] = logits[row, pick[2]] - raw[0] - T.log2(raw[2]) * LN2
+                                            log_probability(logits[row, pick[2]], raw, value)
+                                            top_logprobs[row, stage] = value[0]
                                     elif stage == 2:
                                         state[5] = pick[2]
                     # ---- the id and its log-probability
@@ -726,7 +735,10 @@ def sample(vocab, known):
                                         real[0] = value[0]
                         T.sync_threads()
                         if thread == 0:
-                            sampled_logprobs[row] = real[0] - raw[0] - T.log2(raw[2]) * LN2
+                            value[0] = -T.infinity(F32)
+                            if state[5] != -1:
+                                log_probability(real[0], raw, value)
+                            sampled_logprobs[row] = value[0]
 
     return main
 

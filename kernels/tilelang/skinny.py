@@ -43,6 +43,8 @@ class Tile:
     resident: bool = False
     groups: int | None = None
     registers: int | None = None
+    fold: int = 1
+    """Blocks of the depth in a ring slot: fewer hand-overs where a step has little to multiply."""
     alternate: bool = False
     """Two warpgroups take turns on whole tiles, so that one multiplies while the other stores."""
 
@@ -51,7 +53,7 @@ class Geometry:
     """Numbers that follow from a projection and its tile."""
 
     def __init__(self, p, t):
-        self.steps = p.k // DEPTH
+        self.steps = p.k // (DEPTH * t.fold)
         self.row_tiles = -(-p.n // t.rows)
         self.tiles = self.row_tiles * t.token_tiles
         self.owners = t.blocks or self.tiles
@@ -66,13 +68,14 @@ class Geometry:
         self.consumers = 128 * self.groups
         self.threads = self.consumers + (128 if t.registers else WARP)
         self.columns = t.rows // t.split
+        self.has_addend = t.swap and t.split == 1 and (p.bias or p.residual)
         self.pieces = t.tokens * self.columns // 4
         self.piece_turns = -(-self.pieces // self.consumers)
         # TileLang drops the guard of a loop that runs once or not at all: the second group must have a tile in every block.
         assert not t.alternate or self.tiles // self.owners >= 2
         assert t.split == 1 or (self.turns == 1 and not p.swiglu and self.columns % 4 == 0)
         assert not p.swiglu or t.rows % (2 * GROUP) == 0
-        assert p.k % DEPTH == 0 and self.height % 64 == 0
+        assert p.k % (DEPTH * t.fold) == 0 and self.height % 64 == 0 and not (t.resident and t.fold > 1)
 
 
 class Shared(NamedTuple):
@@ -119,7 +122,10 @@ def store_macro(p, t, g, count):
                 out[token + i, row // 2 + j] = T.cast(up[i, j], BF16)
 
     @T.macro
-    def swapped(acc, up, extra, out, token, row, part):
+    def swapped(acc, held, extra, out, token, row, part):
+        if bias or residual:
+            for i, j in T.Parallel(height, tokens):
+                acc[i, j] += T.cast(held[i, j], F32)
         for i, j in T.Parallel(height, tokens):
             if j < count and part + i < rows and row + part + i < width:
                 out[j, row + part + i] = T.cast(acc[i, j], result)
@@ -135,9 +141,26 @@ def store_macro(p, t, g, count):
                 out[j, (row + part) // 2 + a * GROUP + b] = T.cast(up[a, b, j], BF16)
 
     if t.swap:
-        assert t.split > 1 or is_swiglu or not (bias or residual), "a swapped tile takes a bias or residual only after a split"
+        assert not (is_swiglu and (bias or residual))
         return swapped_swiglu if is_swiglu else swapped
     return swiglu if is_swiglu else plain
+
+
+def addend_macro(p, t, g, count):
+    """Reads bias or residual of a swapped tile while its weights are on their way."""
+    height, tokens, rows, width, residual = g.height, t.tokens, t.rows, p.width, p.residual
+
+    @T.macro
+    def fetch(held, extra, row, part):
+        for i, j in T.Parallel(height, tokens):
+            held[i, j] = T.cast(0, BF16)
+            if j < count and part + i < rows and row + part + i < width:
+                if residual:
+                    held[i, j] = extra[j, row + part + i]
+                else:
+                    held[i, j] = extra[row + part + i]
+
+    return fetch
 
 
 def partial_macro(t, g):
@@ -205,13 +228,12 @@ def consume_macro(p, t, g, count):
     """The main loop of one consumer warpgroup."""
     stages, split, swap, resident, alternate = t.stages, t.split, t.swap, t.resident, t.alternate
     token_tiles, tokens, rows, owners = t.token_tiles, t.tokens, t.rows, g.owners
-    height, padded = g.height, g.padded
-    store, leave = store_macro(p, t, g, count), partial_macro(t, g)
+    height, padded, fold = g.height, g.padded, t.fold
+    store, leave, fetch_addend, has_addend = store_macro(p, t, g, count), partial_macro(t, g), addend_macro(p, t, g, count), g.has_addend
     policy = T.GemmWarpPolicy.FullRow
 
     @T.macro
-    def multiply(s, acc, group, slot, step, first):
-        at = step if resident else slot
+    def multiply(s, acc, group, slot, at, first):
         if swap:
             if padded:
                 T.wgmma_gemm(s.w[slot * rows + group * height:slot * rows + (group + 1) * height, :], s.x[at, :, :], acc,
@@ -231,7 +253,7 @@ def consume_macro(p, t, g, count):
             T.barrier_arrive(s.empty[(done + stages - 1) % stages])
 
     @T.macro
-    def consume(group, s, owner, turns, steps, thread, extra, out, acc, up):
+    def consume(group, s, owner, turns, steps, thread, extra, out, acc, beside):
         done = s.turn
         done[0] = group * steps if alternate else 0
         if alternate:
@@ -243,14 +265,21 @@ def consume_macro(p, t, g, count):
             token, row = tile % token_tiles * tokens, tile // token_tiles * rows
             if alternate:
                 T.sync_threads(12 + group, 256)
+            if has_addend:
+                fetch_addend(beside, extra, row, group * height)
             for step in T.serial(steps):
                 slot = done[0] % stages
                 T.barrier_wait(s.full[slot], done[0] // stages & 1)
                 if resident:
                     if index == 0:
                         T.barrier_wait(s.resident[step], 0)
-                multiply(s, acc, group, slot, step, step == 0)
-                T.wait_wgmma(1)
+                if fold == 1:
+                    multiply(s, acc, group, slot, step if resident else slot, step == 0)
+                else:
+                    multiply(s, acc, group, slot * fold, slot * fold, step == 0)
+                    for f in T.unroll(fold - 1):
+                        multiply(s, acc, group, slot * fold + f + 1, slot * fold + f + 1, False)
+                T.wait_wgmma(fold)
                 if step > 0:
                     release(s, done[0], thread)
                 done[0] = done[0] + 1
@@ -264,9 +293,9 @@ def consume_macro(p, t, g, count):
             if split > 1:
                 leave(acc, s.partial, part)
             elif swap:
-                store(acc, up, extra, out, token, row, part)
+                store(acc, beside, extra, out, token, row, part)
             else:
-                store(acc, up, extra, out, token + part, row, part)
+                store(acc, beside, extra, out, token + part, row, part)
 
     return consume
 
@@ -274,17 +303,24 @@ def consume_macro(p, t, g, count):
 def produce_macros(p, t, g):
     """The producer warp: weights before the wait, then weights and activations as slots free up."""
     stages, resident, token_tiles, tokens, rows, owners = t.stages, t.resident, t.token_tiles, t.tokens, t.rows, g.owners
-    padded, consumers, all_steps = g.padded, g.consumers, g.steps
+    padded, consumers, all_steps, fold = g.padded, g.consumers, g.steps, t.fold
 
     @T.macro
     def load_weight(weight, s, row_tile, step, slot):
-        if padded:
-            T.tma_copy(weight[row_tile * rows:(row_tile + 1) * rows, step * DEPTH:(step + 1) * DEPTH],
-                       s.w[slot * rows:(slot + 1) * rows, :], barrier=s.full[slot], leader_scope_threads=WARP,
-                       eviction_policy="evict_first")
-        else:
-            T.tma_copy(weight[row_tile * rows:(row_tile + 1) * rows, step * DEPTH:(step + 1) * DEPTH], s.w[slot, :, :],
-                       barrier=s.full[slot], leader_scope_threads=WARP, eviction_policy="evict_first")
+        for f in T.unroll(fold):
+            if padded:
+                T.tma_copy(weight[row_tile * rows:(row_tile + 1) * rows, (step * fold + f) * DEPTH:(step * fold + f + 1) * DEPTH],
+                           s.w[(slot * fold + f) * rows:(slot * fold + f + 1) * rows, :], barrier=s.full[slot], leader_scope_threads=WARP,
+                           eviction_policy="evict_first")
+            else:
+                T.tma_copy(weight[row_tile * rows:(row_tile + 1) * rows, (step * fold + f) * DEPTH:(step * fold + f + 1) * DEPTH],
+                           s.w[slot * fold + f, :, :], barrier=s.full[slot], leader_scope_threads=WARP, eviction_policy="evict_first")
+
+    @T.macro
+    def load_tokens(x, s, token_tile, step, slot):
+        for f in T.unroll(fold):
+            T.tma_copy(x[token_tile * tokens:(token_tile + 1) * tokens, (step * fold + f) * DEPTH:(step * fold + f + 1) * DEPTH],
+                       s.x[slot * fold + f, :, :], barrier=s.full[slot], leader_scope_threads=WARP)
 
     @T.macro
     def produce(x, weight, s, owner, turns, first, steps, thread):
@@ -309,9 +345,7 @@ def produce_macros(p, t, g):
                 if done[0] >= stages:
                     load_weight(weight, s, tile // token_tiles, first + step, slot)
                 if not resident:
-                    T.tma_copy(x[tile % token_tiles * tokens:(tile % token_tiles + 1) * tokens,
-                                 (first + step) * DEPTH:(first + step + 1) * DEPTH],
-                               s.x[slot, :, :], barrier=s.full[slot], leader_scope_threads=WARP)
+                    load_tokens(x, s, tile % token_tiles, first + step, slot)
                 T.sync_warp()
                 if thread == consumers:
                     T.barrier_arrive(s.full[slot])
@@ -323,13 +357,13 @@ def produce_macros(p, t, g):
 def dispatch_macro(p, t, g, count):
     """Runs `consume` in every consumer warpgroup, each with accumulators of its own."""
     consume = consume_macro(p, t, g, count)
-    groups, accumulator, half, is_swiglu = g.groups, g.accumulator, g.half, p.swiglu
+    groups, accumulator, half, is_swiglu, has_addend = g.groups, g.accumulator, g.half, p.swiglu, g.has_addend
 
     @T.macro
     def one(group, *rest):
         acc = T.alloc_fragment(accumulator, F32)
-        up = T.alloc_fragment(half, F32) if is_swiglu else acc
-        consume(group, *rest, acc, up)
+        beside = T.alloc_fragment(half, F32) if is_swiglu else T.alloc_fragment(accumulator, BF16) if has_addend else acc
+        consume(group, *rest, acc, beside)
 
     @T.macro
     def dispatch(thread, *rest):
@@ -357,7 +391,7 @@ def skinny(p, t):
     count = T.dynamic(symbol)
     produce, dispatch = produce_macros(p, t, g), dispatch_macro(p, t, g, count)
     fetch, finish = reduce_macros(p, t, g, count)
-    stages, split, tokens, rows, registers, resident = t.stages, t.split, t.tokens, t.rows, t.registers, t.resident
+    stages, split, tokens, rows, registers, resident, fold = t.stages, t.split, t.tokens, t.rows, t.registers, t.resident, t.fold
     token_tiles, residual, result = t.token_tiles, p.residual, F32 if p.f32 else BF16
     groups, steps, consumers, tiles, owners, row_slots = g.groups, g.steps, g.consumers, g.tiles, g.owners, g.row_slots
     padded, piece_turns, arrivals = g.padded, g.piece_turns, 4 if t.alternate else 4 * g.groups
@@ -365,8 +399,9 @@ def skinny(p, t):
     @T.macro
     def body(x, weight, extra, out, block):
         T.import_source(CLUSTER)
-        x_ring = T.alloc_shared((steps if resident else stages, tokens, DEPTH), BF16)
-        w_ring = T.alloc_shared((stages * rows + row_slots - rows, DEPTH), BF16) if padded else T.alloc_shared((stages, rows, DEPTH), BF16)
+        x_ring = T.alloc_shared((steps if resident else stages * fold, tokens, DEPTH), BF16)
+        w_shape = (stages * fold * rows + row_slots - rows, DEPTH) if padded else (stages * fold, rows, DEPTH)
+        w_ring = T.alloc_shared(w_shape, BF16)
         partial = T.alloc_shared((tokens, rows + PAD), F32) if split > 1 else w_ring
         full = T.alloc_barrier([1] * stages)
         empty = T.alloc_barrier([arrivals] * stages)
@@ -437,25 +472,26 @@ TILES = {
     "qwen2.5-1.5b": {
         "qkv": (
             Tile(8, 64, 6, swap=True, split=4), Tile(16, 64, 6, swap=True, split=4), Tile(32, 64, 6, swap=True, split=4),
-            Tile(64, 32, 8, split=2), Tile(64, 64, 5, split=2, token_tiles=2), Tile(128, 64, 8, token_tiles=2),
+            Tile(64, 32, 4, split=2, fold=3), Tile(128, 32, 8, split=2), Tile(128, 64, 6, split=2, token_tiles=2),
         ),
         "o": (
             Tile(8, 64, 6, swap=True, split=4), Tile(16, 64, 6, swap=True, split=4), Tile(32, 64, 6, swap=True, split=4),
-            Tile(64, 64, 6, swap=True, split=4), Tile(64, 48, 5, split=2, token_tiles=2), Tile(64, 48, 6, token_tiles=4),
+            Tile(64, 64, 6, swap=True, split=4), Tile(128, 32, 5, split=2, fold=2), Tile(128, 48, 6, split=2, token_tiles=2),
         ),
         "gate_up": (
-            Tile(8, 144, 8, swap=True, groups=3), Tile(16, 144, 8, swap=True, groups=3), Tile(64, 144, 8), Tile(64, 144, 8),
-            Tile(128, 144, 6), Tile(256, 144, 4, groups=2, registers=240),
+            Tile(8, 144, 8, swap=True, groups=3), Tile(16, 144, 8, swap=True, groups=3), Tile(32, 144, 8, swap=True, groups=3),
+            Tile(64, 144, 8), Tile(128, 144, 6), Tile(256, 144, 4, groups=2, registers=240),
         ),
         "down": (
-            Tile(8, 64, 16, swap=True, split=4), Tile(16, 64, 16, swap=True, split=4), Tile(32, 64, 14, swap=True, split=4),
-            Tile(64, 64, 11, split=4), Tile(128, 128, 4, split=8), Tile(128, 128, 4, split=4, token_tiles=2),
+            Tile(8, 64, 4, swap=True, split=4, fold=4), Tile(16, 64, 8, swap=True, split=4, fold=2),
+            Tile(32, 64, 4, swap=True, split=4, fold=4), Tile(64, 64, 5, split=4, fold=2), Tile(128, 128, 4, split=8),
+            Tile(128, 128, 4, split=4, token_tiles=2),
         ),
         "head": (
             Tile(8, 192, 7, swap=True, blocks=SMS, resident=True), Tile(16, 192, 7, swap=True, blocks=SMS, resident=True),
             Tile(32, 192, 4, swap=True, blocks=SMS, resident=True), Tile(64, 192, 6, swap=True, blocks=SMS, groups=3),
             Tile(128, 192, 5, blocks=SMS, groups=2, registers=240, alternate=True),
-            Tile(128, 192, 5, token_tiles=2, blocks=SMS, groups=2, registers=240, alternate=True),
+            Tile(256, 192, 4, blocks=SMS, groups=2, registers=240),
         ),
     },
     "qwen2.5-0.5b": {
@@ -507,7 +543,8 @@ TILES = {
         ),
     },
 }
-"""Tile of each projection at each bound: measured for the 1.5B profile, scaled from it for the others."""
+"""Tile of each projection at each bound: chosen for the 1.5B profile by the time of whole steps (`kernels/bench_step.py`), scaled
+from it for the others."""
 
 
 def _artifact(p, t, bound):
