@@ -24,9 +24,9 @@ use llguidance::TokenParser;
 use std::sync::Arc;
 
 /// Tokens tried one by one.
-const TRIED_MAX: usize = 96;
+const TRIED_MAX: usize = 64;
 /// Tokens of known endings that are read for them.
-const TRIED_TOKENS_MAX: usize = 4_096;
+const TRIED_TOKENS_MAX: usize = 2_048;
 /// Counted bytes that few tokens exceed: `"},{"` has four of structure.
 const ORDINARY_COUNT: u32 = 4;
 /// Bytes that a token may add beside its commitments: the rest of an escape or a character.
@@ -228,7 +228,7 @@ impl Closing {
 
     /// Tokens of the mask after which a text is known that closes the output with `left` tokens.
     fn tried(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary, left: u64, words: &[u32]) -> Vec<u32> {
-        let tried_max = (TRIED_TOKENS_MAX / self.tokens.len().max(1)).clamp(8, TRIED_MAX);
+        let tried_max = (TRIED_TOKENS_MAX / self.tokens.len().max(1)).clamp(4, TRIED_MAX);
         let is_text = |id: &u32| !vocabulary.token(*id).is_empty();
         // A grammar that allows control tokens allows few, and says much with them.
         let control = bits(words).filter(|id| !is_text(id) && !vocabulary.eos().contains(id));

@@ -3,15 +3,19 @@
 //! The automaton is built as far as it is walked. A search goes by bytes in breadth, so that the first end it
 //! meets is a nearest one; among the texts of that length it met, one of the fewest tokens is taken.
 
+use super::tree::Tree;
 use super::vocabulary::Vocabulary;
 use llguidance::HashMap;
 use llguidance::derivre::{NextByte, StateID};
 use llguidance::earley::ParserRecognizer;
 use llguidance::earley::lexerspec::LexemeIdx;
-use llguidance::toktrie::TrieNode;
 
-/// Most states of the automaton that a search visits.
-const STATES_MAX: usize = 40_000;
+/// States that a search visits by all bytes, which finds a shortest text.
+const STATES_MAX: usize = 256;
+/// States that it visits then by some bytes alone, which finds a short one.
+const MORE_STATES_MAX: usize = 40_000;
+/// Bytes that are tried where a text is long; if they do not do, printable ASCII is.
+const FEW: &[u8] = b"\"a0A-_ .@/:";
 /// Texts that are kept.
 const KEPT_MAX: usize = 20_000;
 
@@ -83,8 +87,16 @@ impl Texts {
     }
 
     fn search(&mut self, lexer: &mut ParserRecognizer<'_>, vocabulary: &Vocabulary, from: StateID) -> Option<Text> {
-        let mut met = Layers { layer: HashMap::default(), before: HashMap::default(), edges: HashMap::default() };
-        let end = met.search(lexer, from)?;
+        let (mut met, mut end) = Layers::search(lexer, from, &ORDER, STATES_MAX);
+        for bytes in [FEW, ORDER.get(..PLAIN).unwrap_or_default()] {
+            if end.is_none() && met.layer.len() > STATES_MAX {
+                let (more, found) = Layers::search(lexer, from, bytes, MORE_STATES_MAX);
+                if found.is_some() {
+                    (met, end) = (more, found);
+                }
+            }
+        }
+        let end = end?;
         let (path, states) = met.path(from, end);
         // Its ends are shortest texts too, from where they begin.
         let counts = vocabulary.counts(&path);
@@ -152,43 +164,59 @@ struct Layers {
 }
 
 impl Layers {
-    /// The first end met.
-    fn search(&mut self, lexer: &mut ParserRecognizer<'_>, from: StateID) -> Option<StateID> {
-        self.layer.insert(from, 0);
+    /// Searches by some bytes and tells the first end met.
+    fn search(lexer: &mut ParserRecognizer<'_>, from: StateID, bytes: &[u8], states_max: usize) -> (Self, Option<StateID>) {
+        let mut met = Self { layer: HashMap::default(), before: HashMap::default(), edges: HashMap::default() };
+        met.layer.insert(from, 0);
         if accepts(lexer, from) {
-            return Some(from);
+            return (met, Some(from));
         }
         let mut open = vec![from];
         for depth in 1.. {
             let mut next_open = Vec::new();
             for state in open {
-                let forced = match lexer.lexer_mut().next_byte(state) {
-                    NextByte::ForcedByte(byte) => Some(byte),
-                    _ => None,
-                };
-                let order = if forced.is_some() { &[] } else { &ORDER[..] };
-                for byte in forced.into_iter().chain(order.iter().copied()) {
-                    let next = step(lexer, state, byte);
-                    if next.is_dead() {
-                        continue;
-                    }
-                    let layer = *self.layer.entry(next).or_insert_with(|| {
-                        self.before.insert(next, (state, byte));
-                        next_open.push(next);
-                        depth
-                    });
-                    if layer == depth {
-                        self.edges.entry(state).or_default().push((byte, next));
-                    }
-                    if accepts(lexer, next) {
-                        return Some(next);
-                    }
+                if let Some(end) = met.leave(lexer, state, bytes, depth, &mut next_open) {
+                    return (met, Some(end));
                 }
             }
-            if next_open.is_empty() || self.layer.len() > STATES_MAX {
-                return None;
+            if next_open.is_empty() || met.layer.len() > states_max {
+                break;
             }
             open = next_open;
+        }
+        (met, None)
+    }
+
+    /// Goes on from a state; tells an end if it meets one.
+    fn leave(
+        &mut self,
+        lexer: &mut ParserRecognizer<'_>,
+        state: StateID,
+        bytes: &[u8],
+        depth: u32,
+        open: &mut Vec<StateID>,
+    ) -> Option<StateID> {
+        let forced = match lexer.lexer_mut().next_byte(state) {
+            NextByte::ForcedByte(byte) => Some(byte),
+            _ => None,
+        };
+        let bytes = if forced.is_some() { &[] } else { bytes };
+        for byte in forced.into_iter().chain(bytes.iter().copied()) {
+            let next = step(lexer, state, byte);
+            if next.is_dead() {
+                continue;
+            }
+            let layer = *self.layer.entry(next).or_insert_with(|| {
+                self.before.insert(next, (state, byte));
+                open.push(next);
+                depth
+            });
+            if layer == depth {
+                self.edges.entry(state).or_default().push((byte, next));
+            }
+            if accepts(lexer, next) {
+                return Some(next);
+            }
         }
         None
     }
@@ -223,7 +251,7 @@ impl Layers {
             }
             leads.insert(state, edges);
             let mut walk = Walk { vocabulary, leads: &leads, best: &best, bytes: Vec::new(), found: None, steps };
-            walk.from(vocabulary.root(), state);
+            walk.from(Tree::ROOT, state);
             steps = walk.steps;
             if steps == 0 {
                 return None;
@@ -255,12 +283,12 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// Follows the tree of tokens; as deep as the longest token.
-    fn from(&mut self, node: &TrieNode, state: StateID) {
+    fn from(&mut self, node: u32, state: StateID) {
         for (byte, next) in self.leads.get(&state).into_iter().flatten() {
             self.steps = self.steps.saturating_sub(1);
-            let Some(child) = self.vocabulary.child(node, *byte).filter(|_| self.steps > 0) else { continue };
+            let Some(child) = self.vocabulary.tree().child(node, *byte).filter(|_| self.steps > 0) else { continue };
             self.bytes.push(*byte);
-            if child.token_id().is_some()
+            if self.vocabulary.tree().id(child).is_some()
                 && let Some((tokens, ..)) = self.best.get(next)
                 && self.found.as_ref().is_none_or(|(known, ..)| tokens + 1 < *known)
             {
@@ -272,27 +300,46 @@ impl Walk<'_> {
     }
 }
 
-/// Bytes in the order in which they are tried: what ends a string, then what is plain.
+/// Bytes in the order in which they are tried: what ends a string, then what is plain, then all others.
 const ORDER: [u8; 255] = order();
+/// How many of them are printable ASCII.
+const PLAIN: usize = 95;
 
 const fn order() -> [u8; 255] {
     const FIRST: &[u8] = b"\"}],:0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-. ";
-    let (mut order, mut count, mut byte) = ([0; 255], 0, 0);
+    let (mut order, mut count, mut part) = ([0; 255], 0, 0);
     while count < FIRST.len() {
         order[count] = FIRST[count];
         count += 1;
     }
-    while byte < 0xFF {
-        let (mut known, mut index) = (false, 0);
-        while index < FIRST.len() {
-            known |= FIRST[index] == byte;
-            index += 1;
+    while part < 3 {
+        let (mut byte, end) = [(b' ', b'~' + 1), (0, b' '), (b'~' + 1, 0xFF)][part];
+        while byte < end {
+            let (mut known, mut index) = (false, 0);
+            while index < FIRST.len() {
+                known |= FIRST[index] == byte;
+                index += 1;
+            }
+            if !known {
+                order[count] = byte;
+                count += 1;
+            }
+            byte += 1;
         }
-        if !known {
-            order[count] = byte;
-            count += 1;
-        }
-        byte += 1;
+        part += 1;
     }
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_tried_once_and_printable_ones_first() {
+        let mut sorted = ORDER;
+        sorted.sort_unstable();
+        assert!(sorted.iter().copied().eq(0..0xFF));
+        assert!(ORDER[..PLAIN].iter().all(|byte| (b' '..=b'~').contains(byte)));
+    }
 }

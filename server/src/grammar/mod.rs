@@ -27,6 +27,7 @@ mod regex_growth;
 mod request;
 mod shape;
 mod track;
+mod tree;
 mod vocabulary;
 
 pub(crate) use bounds::is_annotation;

@@ -249,10 +249,12 @@ impl Tracker {
                 break;
             }
         }
-        for (symbol, (needed, item)) in &row.after {
-            let (Some(lexeme), Some(item)) = (shape.symbol(*symbol).and_then(|symbol| symbol.lexeme), item) else { continue };
-            let known = row.terminals.entry(lexeme).or_insert((*needed, *item));
-            *known = (*known).min((*needed, *item));
+        for (place, _) in &row.items {
+            let symbol = shape.at(*place);
+            let lexeme = shape.symbol(symbol).and_then(|symbol| symbol.lexeme);
+            let (Some(lexeme), Some(&(needed, Some(item)))) = (lexeme, row.after.get(&symbol)) else { continue };
+            let known = row.terminals.entry(lexeme).or_insert((needed, item));
+            *known = (*known).min((needed, item));
         }
     }
 

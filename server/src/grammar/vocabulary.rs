@@ -1,6 +1,7 @@
 //! The tokenizer's vocabulary in the form that the grammar library walks.
 
-use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv, TrieNode};
+use super::tree::Tree;
+use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use oxide_text::Tokenizer;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ const CLASSES: [u32; 8] = [0, 1, 2, 3, 4, 6, 8, 16];
 /// Vocabulary and what is known of its tokens.
 pub(super) struct Vocabulary {
     trie: TokTrie,
+    tree: Tree,
     eos: Vec<u32>,
     bytes: [Option<TokenId>; 256],
     by_structure: Classes,
@@ -75,7 +77,9 @@ impl Vocabulary {
         }
         let by_structure = Classes::new(words.iter().map(|word| Counted::Structure.of(word)).collect());
         let by_length = Classes::new(words.iter().map(|word| Counted::Bytes.of(word)).collect());
-        Self { trie, eos, bytes, by_structure, by_length }
+        let is_text = |(word, _): &(&[u8], u32)| !word.is_empty() && word.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER);
+        let tree = Tree::new(words.iter().map(Vec::as_slice).zip(0..).filter(is_text).collect());
+        Self { trie, tree, eos, bytes, by_structure, by_length }
     }
 
     /// As the library wants it.
@@ -93,14 +97,9 @@ impl Vocabulary {
         self.trie.vocab_size() as u32
     }
 
-    /// Where the tree of tokens begins.
-    pub(super) fn root(&self) -> &TrieNode {
-        self.trie.root()
-    }
-
-    /// The tree of the tokens that go on with a byte.
-    pub(super) fn child<'a>(&'a self, node: &'a TrieNode, byte: u8) -> Option<&'a TrieNode> {
-        self.trie.child_at_byte(node, byte)
+    /// The tokens that are text.
+    pub(super) fn tree(&self) -> &Tree {
+        &self.tree
     }
 
     /// The token of a single byte.
@@ -183,12 +182,12 @@ impl Vocabulary {
             *end = Some((0, INVALID_TOKEN));
         }
         for start in (0..bytes.len()).rev() {
-            let mut node = self.trie.root();
+            let mut node = Tree::ROOT;
             for (offset, &byte) in bytes.iter().skip(start).enumerate() {
-                let Some(child) = self.trie.child_at_byte(node, byte) else { break };
+                let Some(child) = self.tree.child(node, byte) else { break };
                 node = child;
                 let rest = best.get(start + offset + 1).copied().flatten();
-                if let (Some(id), Some((count, _))) = (node.token_id(), rest)
+                if let (Some(id), Some((count, _))) = (self.tree.id(node), rest)
                     && best[start].is_none_or(|(known, _)| count + 1 < known)
                 {
                     best[start] = Some((count + 1, id));
