@@ -14,6 +14,8 @@ pub(super) const END: u32 = u32::MAX;
 /// Longest text that completes an output, in bytes.
 pub(super) const OUTPUT_BYTES_MAX: u64 = 32_768;
 
+/// Most symbols of rules that are read until their costs are settled.
+const SETTLE_STEPS_MAX: usize = 20_000_000;
 /// Most states of all lexemes that are looked at one by one.
 const LEXER_STATES_MAX: usize = 20_000;
 /// Places at which tokens are tried for a lexeme's text.
@@ -99,7 +101,7 @@ impl Shape {
     pub(super) fn new(parser: &mut TokenParser, vocabulary: &Vocabulary) -> Result<Self, String> {
         let mut shape = Self::rules(parser)?;
         shape.find_texts(parser, vocabulary);
-        shape.settle();
+        shape.settle()?;
         Ok(shape)
     }
 
@@ -145,40 +147,29 @@ impl Shape {
     }
 
     fn find_texts(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary) {
-        let lexemes: Vec<LexemeIdx> = self.symbols.iter().filter_map(|symbol| symbol.lexeme).collect();
         let mut texts = Texts::new(SPELL_STEPS_MAX);
-        for lexeme in lexemes {
-            let control = control_token(parser, vocabulary, lexeme).map(Piece::Token);
-            let mut text = || {
-                let text = parser.parser.with_recognizer(|lexer| {
-                    let start = lexemes::start(lexer, std::iter::once(lexeme));
-                    texts.shortest(lexer, vocabulary, start)
-                });
-                text.filter(|text| text.bytes.len() as u64 <= OUTPUT_BYTES_MAX)
-            };
-            let (cost, piece) = match control {
-                Some(piece) => (Cost::of(1, 1), piece),
-                None => match text() {
-                    Some(text) => (cost(&text), Piece::Text(text.bytes)),
-                    None => continue,
-                },
-            };
-            for symbol in self.symbols.iter_mut().filter(|symbol| symbol.lexeme == Some(lexeme)) {
-                symbol.least = cost;
-            }
-            self.texts.insert(lexeme, piece);
+        let mut costs: HashMap<LexemeIdx, Cost> = HashMap::default();
+        for symbol in &mut self.symbols {
+            let Some(lexeme) = symbol.lexeme else { continue };
+            symbol.least = *costs.entry(lexeme).or_insert_with(|| {
+                let (cost, piece) = shortest_of(parser, vocabulary, &mut texts, lexeme);
+                self.texts.extend(piece.map(|piece| (lexeme, piece)));
+                cost
+            });
         }
     }
 
     /// Costs of rules, from those of terminals.
-    fn settle(&mut self) {
+    fn settle(&mut self) -> Result<(), String> {
         for symbol in &mut self.symbols {
             if symbol.nullable {
                 symbol.least = Cost::ZERO;
             }
         }
+        let mut steps = SETTLE_STEPS_MAX;
         loop {
             let mut changed = false;
+            steps = steps.checked_sub(self.rhs.len()).ok_or("has too many rules that refer to one another")?;
             // What a symbol refers to mostly comes after it.
             for index in (0..self.symbols.len()).rev() {
                 let rules = self.symbols.get(index).map(|symbol| symbol.rules.clone()).unwrap_or_default();
@@ -205,6 +196,7 @@ impl Shape {
                 *tail = cost;
             }
         }
+        Ok(())
     }
 
     fn sum(&self, rule: u32) -> Cost {
@@ -296,6 +288,19 @@ impl Shape {
 /// The cost of a text.
 pub(super) fn cost(text: &Text) -> Cost {
     Cost::of(text.tokens, text.bytes.len())
+}
+
+/// A shortest text of a lexeme.
+fn shortest_of(parser: &mut TokenParser, vocabulary: &Vocabulary, texts: &mut Texts, lexeme: LexemeIdx) -> (Cost, Option<Piece>) {
+    if let Some(id) = control_token(parser, vocabulary, lexeme) {
+        return (Cost::of(1, 1), Some(Piece::Token(id)));
+    }
+    let text = parser.parser.with_recognizer(|lexer| {
+        let start = lexemes::start(lexer, std::iter::once(lexeme));
+        texts.shortest(lexer, vocabulary, start)
+    });
+    let text = text.filter(|text| text.bytes.len() as u64 <= OUTPUT_BYTES_MAX);
+    text.map_or((Cost::ENDLESS, None), |text| (cost(&text), Some(Piece::Text(text.bytes))))
 }
 
 /// A token that the lexeme is, if it is one of control tokens.

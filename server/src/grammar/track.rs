@@ -21,7 +21,7 @@ use llguidance::earley::lexerspec::LexemeIdx;
 use llguidance::{HashMap, HashSet, TokenParser};
 
 /// Most items of a row.
-const ROW_ITEMS_MAX: usize = 20_000;
+const ROW_ITEMS_MAX: usize = 4_000;
 
 /// Places at which tokens are tried for the rest of a lexeme.
 const SPELL_STEPS_MAX: u32 = 1_000;
