@@ -22,6 +22,8 @@ from shapes import MODELS, SEQS_MAX
 
 THREADS, GRID, PARTS_MAX = 512, 264, 64
 """Threads of a block, blocks, and parts of a row at most."""
+SHARED_AMONG = 132
+"""Blocks that scan together: one an SM, all at once; the others leave. More than so many rows take two turns."""
 PEAK_VECTORS, VECTORS = 8, 4
 """16-byte loads in flight in a thread while it looks for the maximum, and in the other passes."""
 WARPS = THREADS // WARP
@@ -529,7 +531,7 @@ def sample(vocab, known):
             random = T.alloc_local((1,), U32)
 
             # share: 0 blocks a row, 1 row, 2 and 3 the block's vectors of it
-            share[0] = T.max(T.min(GRID // rows, PARTS_MAX), 1)
+            share[0] = T.max(T.min(SHARED_AMONG // rows, PARTS_MAX), 1)
             share[1] = block // share[0]
             share[2] = (block % share[0]) * ((vectors + share[0] - 1) // share[0])
             share[3] = T.min(share[2] + (vectors + share[0] - 1) // share[0], vectors)

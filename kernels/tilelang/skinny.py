@@ -480,7 +480,7 @@ TILES = {
         ),
         "gate_up": (
             Tile(8, 144, 8, swap=True, groups=3), Tile(16, 144, 8, swap=True, groups=3), Tile(32, 144, 8, swap=True, groups=3),
-            Tile(64, 144, 8), Tile(128, 144, 6), Tile(256, 144, 4, groups=2, registers=240),
+            Tile(64, 144, 8), Tile(128, 144, 5), Tile(256, 144, 4, groups=2, registers=240),
         ),
         "down": (
             Tile(8, 64, 4, swap=True, split=4, fold=4), Tile(16, 64, 8, swap=True, split=4, fold=2),
@@ -490,7 +490,7 @@ TILES = {
         "head": (
             Tile(8, 192, 7, swap=True, blocks=SMS, resident=True), Tile(16, 192, 7, swap=True, blocks=SMS, resident=True),
             Tile(32, 192, 4, swap=True, blocks=SMS, resident=True), Tile(64, 192, 6, swap=True, blocks=SMS, groups=3),
-            Tile(128, 192, 5, blocks=SMS, groups=2, registers=240, alternate=True),
+            Tile(128, 128, 6, blocks=SMS, groups=2, registers=240, alternate=True),
             Tile(256, 192, 4, blocks=SMS, groups=2, registers=240),
         ),
     },
