@@ -43,9 +43,9 @@ impl Known {
     ///
     /// # Errors
     /// Why it cannot be known how its outputs close.
-    pub(super) fn new(parser: &TokenParser, vocabulary: &Vocabulary) -> Result<Self, String> {
+    pub(super) fn new(parser: &TokenParser, vocabulary: &Vocabulary, hints: Vec<Vec<u8>>) -> Result<Self, String> {
         let mut parser = parser.deep_clone();
-        let shape = Shape::new(&mut parser, vocabulary)?;
+        let shape = Shape::new(&mut parser, vocabulary, hints.into())?;
         Ok(Self { shape, parser })
     }
 

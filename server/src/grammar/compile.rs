@@ -3,6 +3,7 @@
 use super::bounds::check_lark;
 use super::closing::{Closing, Known};
 use super::effective::ascii_classes;
+use super::hints::hints;
 use super::lark::check_finite;
 use super::marked::{Around, MarkedMask, enforced, marked_grammar};
 use super::mask::{GrammarMask, Workers};
@@ -216,7 +217,7 @@ impl Grammars {
         let prepared = self.prepared().map_err(refused)?;
         let mut parser = prepared.factory.create_parser(grammar).map_err(|error| refused(explain(&error, &constraint.kind)))?;
         parser.start_without_prompt();
-        let known = Known::new(&parser, &prepared.vocabulary).map_err(refused)?;
+        let known = Known::new(&parser, &prepared.vocabulary, hints(&constraint.kind)).map_err(refused)?;
         let limits = limits(&bounds, &known).ok_or_else(|| refused(TANGLED.to_owned()))?;
         let closing = Closing::start(&mut parser, &prepared.vocabulary, Arc::new(known)).ok_or_else(|| refused(unclosed()))?;
         Ok(Compiled {

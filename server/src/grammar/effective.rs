@@ -103,15 +103,20 @@ pub(super) fn ascii_classes(pattern: &str) -> String {
 
 /// A pattern of a schema in the meaning of ECMA-262: of `.` and `\s` too, unless its flags say otherwise.
 fn schema_pattern(pattern: &str) -> String {
-    let flags = pattern.contains("(?");
+    let all_lines = has_flag_s(pattern);
     spelled_out(pattern, &|class| match class {
         'd' => Some("0-9"),
         'w' => Some("0-9A-Za-z_"),
         's' => Some(r"\t\n\x0B\f\r\x20\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"),
         // The ends of lines, which `.` excludes.
-        '.' if !flags => Some(r"\n\r\u{2028}\u{2029}"),
+        '.' if !all_lines => Some(r"\n\r\u{2028}\u{2029}"),
         _ => None,
     })
+}
+
+/// Whether a pattern has the flag with which `.` is any character.
+fn has_flag_s(pattern: &str) -> bool {
+    pattern.split("(?").skip(1).any(|rest| rest.chars().take_while(char::is_ascii_alphabetic).any(|flag| flag == 's'))
 }
 
 /// A pattern with some classes spelled out as the insides of a class.
@@ -162,6 +167,7 @@ mod tests {
             r"^[^\n\r\u{2028}\u{2029}][.\t\n\x0B\f\r\x20\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}]\.$"
         );
         assert_eq!(schema_pattern(r"(?s).\D"), r"(?s).[^0-9]");
+        assert_eq!(schema_pattern(r"(?:.)(?<s>a)"), r"(?:[^\n\r\u{2028}\u{2029}])(?<s>a)");
     }
 
     #[test]

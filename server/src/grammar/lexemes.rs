@@ -9,13 +9,16 @@ use llguidance::HashMap;
 use llguidance::derivre::{NextByte, StateID};
 use llguidance::earley::ParserRecognizer;
 use llguidance::earley::lexerspec::LexemeIdx;
+use std::sync::Arc;
 
 /// States that a search visits by all bytes, which finds a shortest text.
 const STATES_MAX: usize = 256;
-/// States that it visits then by some bytes alone, which finds a short one.
-const MORE_STATES_MAX: usize = 40_000;
-/// Bytes that are tried where a text is long; if they do not do, printable ASCII is.
+/// How it looks on where those do not do: by which bytes, with how many states abreast, and in all.
+const FURTHER: [(&[u8], usize, usize); 3] = [(FEW, 8, 40_000), (PLAIN, 64, 4_000), (&ORDER, usize::MAX, 4_000)];
+/// Bytes that are tried where a text is long.
 const FEW: &[u8] = b"\"a0A-_ .@/:";
+/// Bytes of a hint that a text may leave out.
+const HINT_STARTS_MAX: usize = 256;
 /// Texts that are kept.
 const KEPT_MAX: usize = 20_000;
 
@@ -62,12 +65,14 @@ pub(super) struct Texts {
     kept: HashMap<StateID, Option<Text>>,
     /// Most places at which tokens are tried, for one text.
     spell_steps: u32,
+    /// Texts whose ends may show the way.
+    hints: Arc<[Vec<u8>]>,
 }
 
 impl Texts {
-    /// Tries so many places for the fewest tokens of a text.
-    pub(super) fn new(spell_steps: u32) -> Self {
-        Self { kept: HashMap::default(), spell_steps }
+    /// Tries so many places for the fewest tokens of a text, and `hints` where a search does not get to an end.
+    pub(super) fn new(spell_steps: u32, hints: Arc<[Vec<u8>]>) -> Self {
+        Self { kept: HashMap::default(), spell_steps, hints }
     }
 
     /// A shortest text after which the lexeme may end; `None` if none was found.
@@ -87,28 +92,67 @@ impl Texts {
     }
 
     fn search(&mut self, lexer: &mut ParserRecognizer<'_>, vocabulary: &Vocabulary, from: StateID) -> Option<Text> {
-        let (mut met, mut end) = Layers::search(lexer, from, &ORDER, STATES_MAX);
-        for bytes in [FEW, ORDER.get(..PLAIN).unwrap_or_default()] {
-            if end.is_none() && met.layer.len() > STATES_MAX {
-                let (more, found) = Layers::search(lexer, from, bytes, MORE_STATES_MAX);
-                if found.is_some() {
-                    (met, end) = (more, found);
+        let (met, end) = Layers::search(lexer, from, &ORDER, usize::MAX, STATES_MAX);
+        if let Some(end) = end {
+            return self.keep(vocabulary, met.path(from, end), met.fewest(vocabulary, from, end, self.spell_steps));
+        }
+        if met.layer.len() <= STATES_MAX {
+            return None;
+        }
+        if let Some(path) = self.hinted(lexer, from) {
+            return self.keep(vocabulary, path, None);
+        }
+        FURTHER.iter().find_map(|(bytes, abreast, states)| {
+            let (met, end) = Layers::search(lexer, from, bytes, *abreast, *states);
+            self.keep(vocabulary, met.path(from, end?), met.fewest(vocabulary, from, end?, self.spell_steps))
+        })
+    }
+
+    /// The shortest way to an end along a hint or an end of one.
+    fn hinted(&self, lexer: &mut ParserRecognizer<'_>, from: StateID) -> Option<Path> {
+        let mut shortest: Option<Path> = None;
+        for hint in self.hints.iter() {
+            for start in 0..hint.len().min(HINT_STARTS_MAX) {
+                let bytes = hint.get(start..).unwrap_or_default();
+                let known = shortest.as_ref().map_or(usize::MAX, |path| path.bytes.len());
+                let (mut path, mut at) = (Path::default(), from);
+                for &byte in bytes.iter().take(known.saturating_sub(1)) {
+                    let next = step(lexer, at, byte);
+                    if next.is_dead() {
+                        break;
+                    }
+                    path.bytes.push(byte);
+                    path.states.push(at);
+                    at = next;
+                    if accepts(lexer, at) {
+                        shortest = Some(path);
+                        break;
+                    }
                 }
             }
         }
-        let end = end?;
-        let (path, states) = met.path(from, end);
-        // Its ends are shortest texts too, from where they begin.
-        let counts = vocabulary.counts(&path);
-        for (index, state) in states.iter().enumerate().skip(1) {
-            let bytes = path.get(index..).unwrap_or_default().to_vec();
+        shortest
+    }
+
+    /// Keeps what is known along a path, and tells the text of its beginning.
+    fn keep(&mut self, vocabulary: &Vocabulary, path: Path, fewest: Option<Text>) -> Option<Text> {
+        // Its ends complete the lexeme too, from where they begin.
+        let counts = vocabulary.counts(&path.bytes);
+        for (index, state) in path.states.iter().enumerate().skip(1) {
+            let bytes = path.bytes.get(index..).unwrap_or_default().to_vec();
             if let Some(&Some(tokens)) = counts.get(index) {
                 self.kept.entry(*state).or_insert(Some(Text { bytes, tokens }));
             }
         }
-        let fewest = met.fewest(vocabulary, from, end, self.spell_steps);
-        fewest.or_else(|| Some(Text { tokens: (*counts.first()?)?, bytes: path }))
+        fewest.or_else(|| Some(Text { tokens: (*counts.first()?)?, bytes: path.bytes }))
     }
+}
+
+/// Bytes of a way, and the state before each.
+#[derive(Default)]
+struct Path {
+    bytes: Vec<u8>,
+    states: Vec<StateID>,
 }
 
 /// Bytes that complete a lexeme from any state of it; `None` if it has more states than are left to be looked at.
@@ -164,8 +208,14 @@ struct Layers {
 }
 
 impl Layers {
-    /// Searches by some bytes and tells the first end met.
-    fn search(lexer: &mut ParserRecognizer<'_>, from: StateID, bytes: &[u8], states_max: usize) -> (Self, Option<StateID>) {
+    /// Searches by some bytes, with so many states abreast and in all, and tells the first end met.
+    fn search(
+        lexer: &mut ParserRecognizer<'_>,
+        from: StateID,
+        bytes: &[u8],
+        abreast_max: usize,
+        states_max: usize,
+    ) -> (Self, Option<StateID>) {
         let mut met = Self { layer: HashMap::default(), before: HashMap::default(), edges: HashMap::default() };
         met.layer.insert(from, 0);
         if accepts(lexer, from) {
@@ -179,7 +229,7 @@ impl Layers {
                     return (met, Some(end));
                 }
             }
-            if next_open.is_empty() || met.layer.len() > states_max {
+            if next_open.is_empty() || next_open.len() > abreast_max || met.layer.len() > states_max {
                 break;
             }
             open = next_open;
@@ -221,18 +271,17 @@ impl Layers {
         None
     }
 
-    /// Bytes of a way, and the state before each.
-    fn path(&self, from: StateID, end: StateID) -> (Vec<u8>, Vec<StateID>) {
-        let (mut bytes, mut states, mut at) = (Vec::new(), Vec::new(), end);
+    fn path(&self, from: StateID, end: StateID) -> Path {
+        let (mut path, mut at) = (Path::default(), end);
         while at != from {
             let Some((before, byte)) = self.before.get(&at) else { break };
-            bytes.push(*byte);
-            states.push(*before);
+            path.bytes.push(*byte);
+            path.states.push(*before);
             at = *before;
         }
-        bytes.reverse();
-        states.reverse();
-        (bytes, states)
+        path.bytes.reverse();
+        path.states.reverse();
+        path
     }
 
     /// The text of fewest tokens among the shortest that were met; `None` if there are too many to try.
@@ -302,8 +351,8 @@ impl Walk<'_> {
 
 /// Bytes in the order in which they are tried: what ends a string, then what is plain, then all others.
 const ORDER: [u8; 255] = order();
-/// How many of them are printable ASCII.
-const PLAIN: usize = 95;
+/// Those that are printable ASCII.
+const PLAIN: &[u8] = ORDER.first_chunk::<95>().expect("there are 255");
 
 const fn order() -> [u8; 255] {
     const FIRST: &[u8] = b"\"}],:0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-. ";
@@ -340,6 +389,6 @@ mod tests {
         let mut sorted = ORDER;
         sorted.sort_unstable();
         assert!(sorted.iter().copied().eq(0..0xFF));
-        assert!(ORDER[..PLAIN].iter().all(|byte| (b' '..=b'~').contains(byte)));
+        assert!(PLAIN.iter().all(|byte| (b' '..=b'~').contains(byte)));
     }
 }

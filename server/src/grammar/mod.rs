@@ -19,6 +19,7 @@ mod closing;
 mod compile;
 mod effective;
 mod growth;
+mod hints;
 mod lark;
 mod lexemes;
 mod marked;

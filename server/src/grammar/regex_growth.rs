@@ -1,6 +1,6 @@
 //! How many bytes a text that began to match a regular expression may still need.
 
-use regex_syntax::hir::{Class, Hir, HirKind};
+use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 use regex_syntax::{Parser, ParserBuilder};
 
 /// Longest regular expression, in bytes.
@@ -40,6 +40,55 @@ pub(super) fn regex_growth(pattern: &str, spelling: Spelling) -> Result<RegexGro
     let hir = { parser }.parse(pattern).map_err(|error| format!("is not a regular expression: {}", one_line(&error.to_string())))?;
     let reader = Reader { spelling };
     Ok(RegexGrowth { shortest: reader.shortest(&hir), characters: characters(&hir), remaining: reader.remaining(&hir) })
+}
+
+/// Longest shortest match that is written out, in bytes.
+const TEXT_BYTES_MAX: usize = 4_096;
+
+/// A shortest match; `None` if there is none, or none so short that it is written out.
+pub(super) fn shortest_text(pattern: &str) -> Option<String> {
+    let parser: Parser = ParserBuilder::new().nest_limit(NEST_MAX).build();
+    let hir = { parser }.parse(pattern).ok()?;
+    shortest_match(&hir)
+}
+
+fn shortest_match(hir: &Hir) -> Option<String> {
+    let text = match hir.kind() {
+        HirKind::Empty | HirKind::Look(_) => String::new(),
+        HirKind::Literal(literal) => String::from_utf8(literal.0.to_vec()).ok()?,
+        HirKind::Class(Class::Unicode(class)) => plainest(class)?.to_string(),
+        HirKind::Class(Class::Bytes(_)) => return None,
+        HirKind::Repetition(repetition) if repetition.min == 0 => String::new(),
+        HirKind::Repetition(repetition) => {
+            let once = shortest_match(&repetition.sub)?;
+            let count = repetition.min as usize;
+            if once.len().saturating_mul(count) > TEXT_BYTES_MAX {
+                return None;
+            }
+            once.repeat(count)
+        }
+        HirKind::Capture(capture) => shortest_match(&capture.sub)?,
+        HirKind::Concat(parts) => parts.iter().map(shortest_match).collect::<Option<String>>()?,
+        HirKind::Alternation(parts) => parts.iter().filter_map(shortest_match).min_by_key(String::len)?,
+    };
+    (text.len() <= TEXT_BYTES_MAX).then_some(text)
+}
+
+/// The character of a class that JSON and tokenizers write most briefly.
+fn plainest(class: &ClassUnicode) -> Option<char> {
+    let cost = |char: &char| match char {
+        'a'..='z' | 'A'..='Z' | '0'..='9' => 0,
+        '"' | '\\' => 3,
+        ' '..='~' => 1,
+        char if *char < ' ' => 6,
+        char => 3 + char.len_utf8(),
+    };
+    let anchors = [('a', 'z'), ('A', 'Z'), ('0', '9'), (' ', '~'), ('\0', char::MAX)];
+    let first = |range: &ClassUnicodeRange| {
+        anchors.map(|(low, high)| (range.start().max(low) <= range.end().min(high)).then(|| range.start().max(low)))
+    };
+    let next = |range: &ClassUnicodeRange| char::from_u32(range.start() as u32 + 1).filter(|char| *char <= range.end());
+    class.ranges().iter().flat_map(|range| first(range).into_iter().flatten().chain(next(range))).min_by_key(cost)
 }
 
 /// Characters of every match at least.

@@ -8,6 +8,7 @@ use super::vocabulary::Vocabulary;
 use llguidance::TokenParser;
 use llguidance::earley::lexerspec::LexemeIdx;
 use llguidance::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// What stands after the last symbol of a rule.
 pub(super) const END: u32 = u32::MAX;
@@ -91,6 +92,8 @@ pub(super) struct Shape {
     skips: HashSet<LexemeIdx>,
     /// Whether something may be skipped at the beginning.
     pub(super) initial_skip: bool,
+    /// Texts that may complete lexemes.
+    pub(super) hints: Arc<[Vec<u8>]>,
 }
 
 impl Shape {
@@ -98,8 +101,8 @@ impl Shape {
     ///
     /// # Errors
     /// Why it cannot be known how outputs of the grammar close, in words that follow its name.
-    pub(super) fn new(parser: &mut TokenParser, vocabulary: &Vocabulary) -> Result<Self, String> {
-        let mut shape = Self::rules(parser)?;
+    pub(super) fn new(parser: &mut TokenParser, vocabulary: &Vocabulary, hints: Arc<[Vec<u8>]>) -> Result<Self, String> {
+        let mut shape = Self::rules(parser, hints)?;
         shape.find_texts(parser, vocabulary);
         shape.settle()?;
         Ok(shape)
@@ -108,7 +111,7 @@ impl Shape {
     /// The symbol that an output is.
     pub(super) const START: u32 = 0;
 
-    fn rules(parser: &TokenParser) -> Result<Self, String> {
+    fn rules(parser: &TokenParser, hints: Arc<[Vec<u8>]>) -> Result<Self, String> {
         let grammar = parser.parser.grammar();
         let spec = grammar.lexer_spec();
         if grammar.parametric() {
@@ -143,11 +146,11 @@ impl Shape {
         }
         let tail = vec![Cost::ENDLESS; rhs.len()];
         let skips = symbols.iter().filter_map(|symbol: &Symbol| symbol.skip).collect();
-        Ok(Self { symbols, rhs, lhs, tail, texts: HashMap::default(), skips, initial_skip: spec.allow_initial_skip })
+        Ok(Self { symbols, rhs, lhs, tail, texts: HashMap::default(), skips, initial_skip: spec.allow_initial_skip, hints })
     }
 
     fn find_texts(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary) {
-        let mut texts = Texts::new(SPELL_STEPS_MAX);
+        let mut texts = Texts::new(SPELL_STEPS_MAX, Arc::clone(&self.hints));
         let mut costs: HashMap<LexemeIdx, Cost> = HashMap::default();
         for symbol in &mut self.symbols {
             let Some(lexeme) = symbol.lexeme else { continue };

@@ -19,6 +19,7 @@ use llguidance::derivre::StateID;
 use llguidance::earley::ParserRecognizer;
 use llguidance::earley::lexerspec::LexemeIdx;
 use llguidance::{HashMap, HashSet, TokenParser};
+use std::sync::Arc;
 
 /// Most items of a row.
 const ROW_ITEMS_MAX: usize = 4_000;
@@ -69,7 +70,7 @@ pub(super) struct Mark {
 impl Tracker {
     /// At the beginning of an output; `None` if the grammar is too large.
     pub(super) fn new(parser: TokenParser, shape: &Shape) -> Option<Self> {
-        let texts = Texts::new(SPELL_STEPS_MAX);
+        let texts = Texts::new(SPELL_STEPS_MAX, Arc::clone(&shape.hints));
         let mut tracker = Self { parser, rows: Vec::new(), state: StateID::DEAD, inside: false, texts };
         let rules = shape.symbol(Shape::START).map(|symbol| symbol.rules.clone()).unwrap_or_default();
         let items = rules.into_iter().map(|rule| (rule, 0)).collect();

@@ -1,7 +1,7 @@
 //! Outputs close whatever the regular expression and the budget: the shortest output that is told is one that
 //! fits, no smaller limit would do for what is usual, and nothing is cut from there on.
 
-use crate::sampler::{Outcome, Taste, compile, draw};
+use crate::sampler::{Outcome, Random, Taste, compile, draw};
 use oxide_run::grammar::ConstraintKind;
 use serde_json::{Value, json};
 
@@ -119,6 +119,8 @@ fn faults(name: &str, kind: ConstraintKind, valid: impl Fn(&str) -> bool) -> Vec
     let Some(shortest) = compiled.shortest().and_then(|shortest| u32::try_from(shortest).ok()) else {
         return vec![format!("{name}: no shortest output is known")];
     };
+    // Every request may draw a token at least.
+    let shortest = shortest.max(1);
     let mut found = Vec::new();
     for seed in 0..6 {
         for more in [0, 1, 3, 10, 40] {
@@ -209,4 +211,52 @@ fn what_cannot_be_known_to_close_is_refused_by_name() {
         let error = compile(kind.clone()).err().unwrap_or_else(|| panic!("not refused: {kind:?}"));
         assert!(error.contains(word), "{kind:?}: {error}");
     }
+}
+
+/// A regular expression made at random.
+fn made(random: &mut Random, depth: u32) -> String {
+    const ATOMS: [&str; 20] = [
+        "a", "b", "foo", "[a-z]", "[0-9]", r"\d", r"\w", "[^a]", ".", "é", "[α-ω]", "日", "😀", r"\s", r"\.", "-", "[A-F0-9]", "(?i:end)",
+        "\"", r"\\",
+    ];
+    const REPEATS: [&str; 8] = ["*", "+", "?", "{2}", "{1,4}", "{3,}", "{0,12}", "{17}"];
+    let inner = |random: &mut Random| made(random, depth - 1);
+    match if depth == 0 { 0 } else { random.below(6) } {
+        0 => ATOMS[random.below(ATOMS.len())].to_owned(),
+        1 | 2 => (0..2 + random.below(3)).map(|_| inner(random)).collect(),
+        3 => format!("({}|{})", inner(random), inner(random)),
+        4 => format!("(?:{}){}", inner(random), REPEATS[random.below(REPEATS.len())]),
+        _ => format!("{}{}", ATOMS[random.below(8)], REPEATS[random.below(REPEATS.len())]),
+    }
+}
+
+#[test]
+fn texts_of_made_regular_expressions_close_within_any_budget_that_is_taken() {
+    let mut random = Random::new(7);
+    let patterns: Vec<String> = (0..60).map(|_| made(&mut random, 3)).collect();
+    let each = |pattern: &String| faults(pattern, ConstraintKind::Regex(pattern.clone()), |text| whole(pattern, text));
+    expect_none(&patterns.iter().flat_map(each).collect::<Vec<_>>());
+}
+
+#[test]
+fn strings_of_made_patterns_close_within_any_budget_that_is_taken() {
+    let mut random = Random::new(11);
+    let mut found = Vec::new();
+    for index in 0..60 {
+        let (begin, pattern, end) = (["", "^"][random.below(2)], made(&mut random, 3), ["", "$"][random.below(2)]);
+        let mut schema = json!({"type": "string", "pattern": format!("{begin}(?:{pattern}){end}")});
+        let members = schema.as_object_mut().expect("an object");
+        if index % 3 == 1 {
+            members.insert("maxLength".to_owned(), (20 + random.below(30)).into());
+        }
+        if index % 6 == 1 {
+            members.insert("minLength".to_owned(), random.below(9).into());
+        }
+        match compile(ConstraintKind::Schema(schema.clone())) {
+            // What no string satisfies, and what the library cannot tell.
+            Err(error) if error.contains("cannot be compiled") || error.contains("too many ways") => continue,
+            _ => found.extend(faults(&schema.to_string(), ConstraintKind::Schema(schema.clone()), |text| matches(&schema, text))),
+        }
+    }
+    expect_none(&found);
 }
