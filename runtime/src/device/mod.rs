@@ -119,9 +119,9 @@ pub struct StepOutputs {
     pub sampled_ids: Vec<u32>,
     /// `[R]`.
     pub sampled_logprobs: Vec<f32>,
-    /// `[R, TOP_LOGPROBS_MAX]`; only rows that asked for log-probabilities are meaningful.
+    /// `[R, TOP_LOGPROBS_MAX]`; only rows that asked for alternatives are meaningful. May be empty if no row did.
     pub top_ids: Vec<u32>,
-    /// `[R, TOP_LOGPROBS_MAX]`.
+    /// As `top_ids`.
     pub top_logprobs: Vec<f32>,
 }
 

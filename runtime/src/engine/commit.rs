@@ -231,11 +231,16 @@ fn advance_mask(mask: &mut dyn LogitsMask, id: u32, budget: u32) -> MaskVerdict 
 pub(super) const MASK_FAILED: &str = "the output constraint failed inside";
 
 fn token_logprobs(outputs: &StepOutputs, row: usize, wanted: u32) -> TokenLogprobs {
+    let logprob = outputs.sampled_logprobs[row];
+    if wanted == 0 {
+        // A device need not fetch alternatives that no row of the step wants.
+        return TokenLogprobs { logprob, top: Vec::new() };
+    }
     let start = row * TOP_LOGPROBS_MAX as usize;
     let range = start..start + wanted as usize;
     let pairs = outputs.top_ids[range.clone()].iter().zip(&outputs.top_logprobs[range]);
     let top = pairs.filter(|(id, _)| **id != NONE).map(|(id, logprob)| (*id, *logprob)).collect();
-    TokenLogprobs { logprob: outputs.sampled_logprobs[row], top }
+    TokenLogprobs { logprob, top }
 }
 
 fn trace(seq: &Sequence, group: &Group) -> ChoiceTrace {

@@ -203,6 +203,10 @@ impl ScriptedDevice {
             let logits = logits(words, self.script.vocab);
             sample(&logits, inputs, row, &mut outputs);
         }
+        if inputs.sampling.iter().all(|row| matches!(row.logprobs, 0 | NONE)) {
+            // As a GPU does.
+            (outputs.top_ids, outputs.top_logprobs) = (Vec::new(), Vec::new());
+        }
         outputs
     }
 

@@ -149,6 +149,20 @@ fn many_changed_block_tables_are_one_transfer() {
     assert_freed(&calls);
 }
 
+/// Alternatives are not fetched if no row wants any; that has to be right for rows behind the first, too.
+#[test]
+fn log_probabilities_without_alternatives_are_no_fault_in_a_batch() {
+    let fake = FakeCuda::new("");
+    let server = serve(&fake, &[]);
+    let body = json!({"prompt": [1, 2, 3], "n": 3, "max_tokens": 4, "temperature": 0, "ignore_eos": true, "logprobs": 0});
+    let reply = post(&server, "/v1/completions", &body).reply().ok();
+    for choice in reply["choices"].as_array().expect("choices") {
+        assert_eq!(choice["logprobs"]["token_logprobs"].as_array().map(Vec::len), Some(4), "{choice}");
+    }
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+}
+
 #[test]
 fn cancellation_gives_pages_back_within_two_steps() {
     let fake = FakeCuda::new("hold cuEventSynchronize 1 held");
