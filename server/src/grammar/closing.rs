@@ -36,6 +36,8 @@ const ESCAPE_BYTES: u64 = 8;
 pub(super) struct Known {
     shape: Shape,
     parser: TokenParser,
+    /// Longest rest of a lexeme that hints may give: what a token is known to add at most.
+    taken: usize,
 }
 
 impl Known {
@@ -46,7 +48,7 @@ impl Known {
     pub(super) fn new(parser: &TokenParser, vocabulary: &Vocabulary, hints: Vec<Vec<u8>>) -> Result<Self, String> {
         let mut parser = parser.deep_clone();
         let shape = Shape::new(&mut parser, vocabulary, hints.into())?;
-        Ok(Self { shape, parser })
+        Ok(Self { shape, parser, taken: 0 })
     }
 
     /// What a token can add to what is needed, as far as the automata of the lexemes tell; `None` if they are too
@@ -59,8 +61,13 @@ impl Known {
         }
     }
 
+    /// Says what a token adds at most.
+    pub(super) fn adding(self, committed: u64) -> Self {
+        Self { taken: usize::try_from(committed).unwrap_or(usize::MAX), ..self }
+    }
+
     fn tracker(&self) -> Option<Tracker> {
-        Tracker::new(self.parser.deep_clone(), &self.shape)
+        Tracker::new(self.parser.deep_clone(), &self.shape, self.taken)
     }
 }
 

@@ -219,7 +219,8 @@ impl Grammars {
         parser.start_without_prompt();
         let known = Known::new(&parser, &prepared.vocabulary, hints(&constraint.kind)).map_err(refused)?;
         let limits = limits(&bounds, &known).ok_or_else(|| refused(TANGLED.to_owned()))?;
-        let closing = Closing::start(&mut parser, &prepared.vocabulary, Arc::new(known)).ok_or_else(|| refused(unclosed()))?;
+        let closing = Closing::start(&mut parser, &prepared.vocabulary, Arc::new(known.adding(limits.committed)))
+            .ok_or_else(|| refused(unclosed()))?;
         Ok(Compiled {
             parser,
             closing: Some(closing),

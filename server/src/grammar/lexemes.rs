@@ -13,6 +13,11 @@ use std::sync::Arc;
 
 /// States that a search visits by all bytes, which finds a shortest text.
 const STATES_MAX: usize = 256;
+/// States after which it looks at hints, where they may be taken.
+const NEAR_STATES_MAX: usize = 24;
+/// Steps along hints in all, and once an end was found.
+const HINT_STEPS_MAX: usize = 8_000;
+const SHORTER_STEPS_MAX: usize = 400;
 /// How it looks on where those do not do: by which bytes, with how many states abreast, and in all.
 const FURTHER: [(&[u8], usize, usize); 3] = [(FEW, 8, 40_000), (PLAIN, 64, 4_000), (&ORDER, usize::MAX, 4_000)];
 /// Bytes that are tried where a text is long.
@@ -67,12 +72,15 @@ pub(super) struct Texts {
     spell_steps: u32,
     /// Texts whose ends may show the way.
     hints: Arc<[Vec<u8>]>,
+    /// Longest text along a hint that is taken without a search for a shorter one, in bytes.
+    taken: usize,
 }
 
 impl Texts {
-    /// Tries so many places for the fewest tokens of a text, and `hints` where a search does not get to an end.
-    pub(super) fn new(spell_steps: u32, hints: Arc<[Vec<u8>]>) -> Self {
-        Self { kept: HashMap::default(), spell_steps, hints }
+    /// Tries so many places for the fewest tokens of a text, and `hints` where a search does not get to an end, or
+    /// before it if what they give has at most `taken` bytes.
+    pub(super) fn new(spell_steps: u32, hints: Arc<[Vec<u8>]>, taken: usize) -> Self {
+        Self { kept: HashMap::default(), spell_steps, hints, taken }
     }
 
     /// A shortest text after which the lexeme may end; `None` if none was found.
@@ -92,6 +100,19 @@ impl Texts {
     }
 
     fn search(&mut self, lexer: &mut ParserRecognizer<'_>, vocabulary: &Vocabulary, from: StateID) -> Option<Text> {
+        let near = if self.taken > 0 { NEAR_STATES_MAX } else { STATES_MAX };
+        let (met, end) = Layers::search(lexer, from, &ORDER, usize::MAX, near);
+        if let Some(end) = end {
+            return self.keep(vocabulary, met.path(from, end), met.fewest(vocabulary, from, end, self.spell_steps));
+        }
+        if met.layer.len() <= near {
+            return None;
+        }
+        if self.taken > 0
+            && let Some(path) = self.hinted(lexer, from).filter(|path| path.bytes.len() <= self.taken)
+        {
+            return self.keep(vocabulary, path, None);
+        }
         let (met, end) = Layers::search(lexer, from, &ORDER, usize::MAX, STATES_MAX);
         if let Some(end) = end {
             return self.keep(vocabulary, met.path(from, end), met.fewest(vocabulary, from, end, self.spell_steps));
@@ -110,13 +131,17 @@ impl Texts {
 
     /// The shortest way to an end along a hint or an end of one.
     fn hinted(&self, lexer: &mut ParserRecognizer<'_>, from: StateID) -> Option<Path> {
-        let mut shortest: Option<Path> = None;
+        let (mut shortest, mut steps): (Option<Path>, usize) = (None, 0);
         for hint in self.hints.iter() {
             for start in 0..hint.len().min(HINT_STARTS_MAX) {
                 let bytes = hint.get(start..).unwrap_or_default();
+                if steps > if shortest.is_some() { SHORTER_STEPS_MAX } else { HINT_STEPS_MAX } {
+                    return shortest;
+                }
                 let known = shortest.as_ref().map_or(usize::MAX, |path| path.bytes.len());
                 let (mut path, mut at) = (Path::default(), from);
                 for &byte in bytes.iter().take(known.saturating_sub(1)) {
+                    steps += 1;
                     let next = step(lexer, at, byte);
                     if next.is_dead() {
                         break;

@@ -150,7 +150,7 @@ impl Shape {
     }
 
     fn find_texts(&mut self, parser: &mut TokenParser, vocabulary: &Vocabulary) {
-        let mut texts = Texts::new(SPELL_STEPS_MAX, Arc::clone(&self.hints));
+        let mut texts = Texts::new(SPELL_STEPS_MAX, Arc::clone(&self.hints), 0);
         let mut costs: HashMap<LexemeIdx, Cost> = HashMap::default();
         for symbol in &mut self.symbols {
             let Some(lexeme) = symbol.lexeme else { continue };

@@ -68,9 +68,10 @@ pub(super) struct Mark {
 }
 
 impl Tracker {
-    /// At the beginning of an output; `None` if the grammar is too large.
-    pub(super) fn new(parser: TokenParser, shape: &Shape) -> Option<Self> {
-        let texts = Texts::new(SPELL_STEPS_MAX, Arc::clone(&shape.hints));
+    /// At the beginning of an output; `None` if the grammar is too large. Rests of lexemes that hints give are taken
+    /// up to so many bytes.
+    pub(super) fn new(parser: TokenParser, shape: &Shape, taken: usize) -> Option<Self> {
+        let texts = Texts::new(SPELL_STEPS_MAX, Arc::clone(&shape.hints), taken);
         let mut tracker = Self { parser, rows: Vec::new(), state: StateID::DEAD, inside: false, texts };
         let rules = shape.symbol(Shape::START).map(|symbol| symbol.rules.clone()).unwrap_or_default();
         let items = rules.into_iter().map(|rule| (rule, 0)).collect();
