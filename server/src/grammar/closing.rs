@@ -12,9 +12,10 @@
 //!                                         known text closes the output within `left`
 //! ```
 //!
-//! What a token can add comes from the schema ([`super::growth`]). The witness is recomputed only when
-//! the bound that is carried along is too loose to allow what ordinary tokens have. Everything counts work, never time, so that
-//! equal requests get equal masks.
+//! What a token can add comes from the schema ([`super::growth`]) or from the automata of the lexemes. The witness
+//! comes from [`super::track`] and is recomputed only when the bound that is carried along is too loose to allow
+//! what ordinary tokens have; until then nothing of the output is read. Everything counts work, never time, so
+//! that equal requests get equal masks.
 
 use super::compile::{Committed, Limits};
 use super::shape::{Piece, Shape};
