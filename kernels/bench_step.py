@@ -31,7 +31,8 @@ BOUNDS = (8, 16, 32, 64, 128, 256)
 
 
 LAYER = ("norm", "qkv", "rope_append", "attend", "o", "norm", "gate_up", "down")
-ORDER = [("embed", 0), *((kind, layer) for layer in range(LAYERS) for kind in LAYER), *((kind, 0) for kind in ("take_rows", "norm_rows", "head", "sample"))]
+LAST = ("take_rows", "norm_rows", "head", "sample")
+ORDER = [("embed", 0), *((kind, layer) for layer in range(LAYERS) for kind in LAYER), *((kind, 0) for kind in LAST)]
 """Kinds and layers in the order of launches."""
 
 
