@@ -134,13 +134,11 @@ pub fn request(recipe: &Recipe, bundle: &Path, sources: &Sources) -> Result<Requ
     let provenance = &recipe.provenance;
     let parsed = Profile::parse("of the recipe", &provenance.profile_toml);
     let profile = parsed.map_err(|source| ReproduceError::Profile { compiler: provenance.compiler.clone(), source })?;
-    let mut beside = bundle.as_os_str().to_owned();
-    beside.push(".reproduced");
     let mut request = Request {
         profile,
         target: recipe.superblock.target.target,
         model: sources.model.clone(),
-        output: sources.output.clone().unwrap_or_else(|| beside.into()),
+        output: sources.output.clone().unwrap_or_else(|| beside(bundle)),
         context_max: None,
         seqs_max: None,
         golden: GoldenStatus::Proven,
@@ -155,6 +153,19 @@ pub fn request(recipe: &Recipe, bundle: &Path, sources: &Sources) -> Result<Requ
         })?;
     }
     Ok(request)
+}
+
+/// A path beside the bundle where nothing is.
+fn beside(bundle: &Path) -> PathBuf {
+    let path = |number: u32| {
+        let mut path = bundle.as_os_str().to_owned();
+        path.push(".reproduced");
+        if number > 0 {
+            path.push(format!(".{number}"));
+        }
+        PathBuf::from(path)
+    };
+    (0..).map(path).find(|path| path.symlink_metadata().is_err()).unwrap_or_else(|| path(0))
 }
 
 fn apply(request: &mut Request, name: &str, value: &str) -> Option<()> {

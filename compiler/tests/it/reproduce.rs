@@ -45,6 +45,17 @@ fn the_recipe_makes_the_same_bytes_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_file_where_the_copy_would_lie_stays_as_it_is() {
+    let folder = bundle();
+    let taken = folder.path().join("b.oxb.reproduced");
+    fs::write(&taken, "mine").expect("writable");
+    let output = oxide(folder.path(), &["reproduce", "b.oxb"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::read_to_string(&taken).expect("still there"), "mine");
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2);
+}
+
+#[test]
 fn another_checkpoint_is_named_by_section_and_file() {
     let folder = bundle();
     let model = other_checkpoint(folder.path());

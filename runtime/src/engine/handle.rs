@@ -118,16 +118,35 @@ impl EngineHandle {
         result
     }
 
-    fn try_submit(&self, request: EngineRequest) -> Result<EventStream, RejectReason> {
+    /// Whether [`EngineHandle::submit`] would take a request now.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn would_take(&self, request: &EngineRequest) -> Result<(), RejectReason> {
         let shared = &self.inner.shared;
+        self.check(request)?;
+        let has_room = shared.load.has_room(shared.options.queue_max, shared.limits.seqs_max, u64::from(request.n));
+        if has_room { Ok(()) } else { Err(self.queue_full()) }
+    }
+
+    fn check(&self, request: &EngineRequest) -> Result<(), RejectReason> {
         if self.health() != EngineHealth::Running {
             return Err(RejectReason::Draining);
         }
-        check_request(&request, &shared.limits)?;
+        check_request(request, &self.inner.shared.limits)
+    }
+
+    fn queue_full(&self) -> RejectReason {
+        let shared = &self.inner.shared;
+        RejectReason::QueueFull { limit: shared.options.queue_max, retry_after: shared.load.backlog().room }
+    }
+
+    fn try_submit(&self, request: EngineRequest) -> Result<EventStream, RejectReason> {
+        let shared = &self.inner.shared;
+        self.check(&request)?;
         let (prompt, choices) = (request.prompt.len() as u64, u64::from(request.n));
-        let Some(place) = shared.load.enter(shared.options.queue_max, shared.limits.seqs_max, prompt, choices) else {
-            return Err(RejectReason::QueueFull { limit: shared.options.queue_max, retry_after: shared.load.backlog().room });
-        };
+        let place = shared.load.enter(shared.options.queue_max, shared.limits.seqs_max, prompt, choices);
+        let place = place.ok_or_else(|| self.queue_full())?;
         let cancel = Arc::new(Cancel::new(request.n));
         let serial = shared.serial.fetch_add(1, Ordering::Relaxed);
         let (events, stream) = channel(&request, Arc::clone(shared), Arc::clone(&cancel), serial);

@@ -190,6 +190,11 @@ impl Load {
         Some(place)
     }
 
+    /// Whether [`Load::enter`] would find room now.
+    pub(super) fn has_room(&self, limit: usize, slots: u32, choices: u64) -> bool {
+        self.claimed.load(Ordering::Acquire) + choices <= u64::from(slots) || self.lined.load(Ordering::Acquire) < limit
+    }
+
     /// Ends the wait; what is claimed stays so until [`Load::release`].
     pub(super) fn leave(&self, place: Place, prompt: u64, choices: u64) {
         if place == Place::Line {

@@ -167,7 +167,7 @@ fn admission(state: &State, served: &Served, owner: Owner, request: &EngineReque
     }
     let engine = &served.model.engine;
     let limits = engine.limits();
-    if let Err(reason) = request.check(limits) {
+    if let Err(reason) = engine.would_take(request) {
         let error = super::generation::reject_error(reason);
         return refused(error.code, error.message);
     }

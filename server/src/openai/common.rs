@@ -249,7 +249,7 @@ fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
         continuous_usage: options.boolean("continuous_usage_stats").map_err(within)?.unwrap_or(false),
     };
     match options.unread().next() {
-        Some(name) => Err(ApiError::invalid("stream_options", format!("`stream_options` has no field `{name}`"))),
+        Some(name) => Err(ApiError::invalid(format!("stream_options.{name}"), format!("`stream_options` has no field `{name}`"))),
         None => Ok(Some(parsed)),
     }
 }
@@ -314,7 +314,7 @@ mod tests {
             (r#"{"stream_options":{}}"#, "stream_options"),
             (r#"{"stream":true,"stream_options":{"include_usage":1}}"#, "stream_options.include_usage"),
             (r#"{"stream":true,"stream_options":{"include_obfuscation":"no"}}"#, "stream_options.include_obfuscation"),
-            (r#"{"stream":true,"stream_options":{"usage":true}}"#, "stream_options"),
+            (r#"{"stream":true,"stream_options":{"usage":true}}"#, "stream_options.usage"),
             (r#"{"logit_bias":{"abc":1}}"#, "logit_bias"),
             (r#"{"logit_bias":{"-1":1}}"#, "logit_bias"),
             (r#"{"logit_bias":{"99999999":1}}"#, "logit_bias"),

@@ -3,6 +3,7 @@
 use crate::client::{Event, assemble};
 use crate::harness::{Live, Setup};
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Slots of the default script.
@@ -44,6 +45,28 @@ fn the_gauge_of_waiting_requests_reaches_the_bound_and_no_more() {
         assert_eq!(assemble(&events.rest(), 1)[0].finish.as_deref(), Some("length"));
     }
     live.wait_idle();
+}
+
+/// What `/v1/explain` says of a full queue is what a request then hears.
+#[test]
+fn explain_tells_that_a_full_queue_refuses() {
+    let (live, _running) = full(Setup::default().engine(|engine| engine.queue_max = 0));
+    let mut asked = live.post_unanswered("/v1/explain", &crate::harness::chat_body(json!({"max_tokens": 4})));
+    let answered = AtomicBool::new(false);
+    let told = std::thread::scope(|scope| {
+        // The engine answers between two steps.
+        scope.spawn(|| {
+            for _ in (0..LONG - 10).take_while(|_| !answered.load(Ordering::Acquire)) {
+                live.steps(1);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let told = asked.reply().ok();
+        answered.store(true, Ordering::Release);
+        told
+    });
+    let admission = &told["prompts"][0]["admission"];
+    assert_eq!((&admission["verdict"], &admission["code"]), (&json!("refused"), &json!("server_is_overloaded")), "{admission}");
 }
 
 #[test]
