@@ -6,10 +6,6 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Gives memory back to the system, where glibc's allocator keeps what bursts of requests left in pieces.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let started = Instant::now();
     match run(&Args::parse(), started) {
