@@ -29,7 +29,6 @@ HEADS = "q12_kv2_d128_p16"
 PAGE_BYTES, PAGE_TOKENS = 16 * 2 * 128 * 2, 16
 BOUNDS = (8, 16, 32, 64, 128, 256)
 
-
 LAYER = ("norm", "qkv", "rope_append", "attend", "o", "norm", "gate_up", "down")
 LAST = ("take_rows", "norm_rows", "head", "sample")
 ORDER = [("embed", 0), *((kind, layer) for layer in range(LAYERS) for kind in LAYER), *((kind, 0) for kind in LAST)]

@@ -27,14 +27,6 @@ impl EngineRequest {
     pub fn pages_max(&self, page_tokens: u32) -> u32 {
         worst_pages(self, page_tokens)
     }
-
-    /// Whether the engine would take the request, all queues aside.
-    ///
-    /// # Errors
-    /// The reason why not.
-    pub fn check(&self, limits: &EngineLimits) -> Result<(), RejectReason> {
-        check_request(self, limits)
-    }
 }
 
 /// Pages that a request needs at most, sharing nothing: its prompt's full pages once, the rest for each choice.
